@@ -1,0 +1,3 @@
+"""HiState for SGLang: hierarchical prefix caching for hybrid (attention + recurrent) models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,195 @@
+"""HiState's flags: names, units, defaults, the reason for each default, and their checks.
+
+One frozen record, built from the command line. Nothing here imports sglang or torch, so the launcher can refuse a
+bad value in milliseconds, before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy, parse_interval, parse_intervals
+from sglang_histate.sizes import format_size, parse_size
+
+
+class ConfigError(ValueError):
+    """A flag has a value that HiState cannot serve with. The message is one sentence that names the flag."""
+
+
+FLAG_HELP: dict[str, str] = {
+    "disable_histate": "Serve with SGLang's own caching only: no HiState cache, no SSD tier.",
+    "demo": "Serve the generated demo model (a small Qwen3.5-style hybrid); needs no download and no GPU.",
+    "histate_ssd_dir": (
+        "Directory of the SSD checkpoint tier. It is created (0700) if its parent exists. Required unless "
+        "--disable-histate is given."
+    ),
+    "histate_ssd_size": (
+        "Hard size of the SSD tier per rank, such as 512MiB or 2TiB (KiB, MiB, GiB, TiB). The space is taken at start."
+    ),
+    "histate_interval": (
+        "Where to capture checkpoints inside a prompt: 'adaptive' weighs recomputation against storage for each "
+        "segment, 'fixed:N' captures every N tokens, 'none' captures only prompt and output ends."
+    ),
+    "histate_intervals": (
+        "The intervals that 'adaptive' chooses from: comma-separated multiples of 64, optionally with 'none'."
+    ),
+    "histate_inflight_size": (
+        "Pinned host memory per rank for checkpoints on their way to or from the SSD. When it is full, interior "
+        "captures are dropped (and counted), never waited for."
+    ),
+    "histate_read_threads": "Threads per rank that read checkpoints from the SSD.",
+    "histate_min_gain": (
+        "Smallest number of prefill tokens that a checkpoint read must save; a smaller gain is recomputed instead."
+    ),
+}
+"""Help text by field name of the server arguments."""
+
+
+@dataclass(frozen=True)
+class HiStateConfig:
+    """Validated settings. Sizes are bytes per rank; positions and gains are tokens."""
+
+    ssd_dir: str
+    # 1 GiB is 20 fp32 checkpoints of Qwen3.5-9B: enough to see the tier work, small enough to be safe unasked.
+    ssd_size_bytes: int = 1 << 30
+    interval: IntervalPolicy = field(default_factory=lambda: IntervalPolicy(DEFAULT_INTERVALS))
+    interval_text: str = "adaptive"
+    # The set was not chosen by the user, so values that do not fit the page grid may be left out silently.
+    intervals_are_default: bool = True
+    # 1 GiB holds 20 in-flight fp32 checkpoints of Qwen3.5-9B: one 8K chunk at interval 1024 needs 8, reads need the rest.
+    inflight_bytes: int = 1 << 30
+    # Four readers fill one NVMe drive with slab-sized requests; more only queue behind each other.
+    read_threads: int = 4
+    # One page. The break-even on an H100 is 200 to 400 tokens, but a hit that was promised is worth more than 5 ms.
+    min_gain_tokens: int = 64
+
+
+FLAG_DEFAULTS: dict[str, Any] = {
+    "disable_histate": False,
+    "demo": False,
+    "histate_ssd_dir": None,
+    "histate_ssd_size": "1GiB",
+    "histate_interval": "adaptive",
+    "histate_intervals": None,
+    "histate_inflight_size": "1GiB",
+    "histate_read_threads": 4,
+    "histate_min_gain": 64,
+}
+"""Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
+
+_BOOLEAN_FLAGS = frozenset(name for name, value in FLAG_DEFAULTS.items() if value is False)
+
+
+def flag_name(field_name: str) -> str:
+    """Return the command-line spelling of a field, such as ``--histate-ssd-dir``."""
+    return "--" + field_name.replace("_", "-")
+
+
+def split_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Separate HiState's flags from the rest of a command line.
+
+    Both ``--flag value`` and ``--flag=value`` are understood. An unknown ``--histate-...`` flag is an error here,
+    because SGLang's own parser accepts abbreviations and would report it in terms of its own flags.
+
+    Returns:
+        The flags by field name (only those given) and the remaining arguments in order.
+
+    Raises:
+        ConfigError: for an unknown HiState flag or a flag without its value.
+    """
+    given: dict[str, Any] = {}
+    rest: list[str] = []
+    known = {flag_name(name): name for name in FLAG_DEFAULTS}
+    arguments = iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name not in known:
+            if name.startswith("--histate-"):
+                raise ConfigError(f"{name} is not a HiState flag: the flags are {', '.join(sorted(known))}")
+            rest.append(argument)
+            continue
+        if known[name] in _BOOLEAN_FLAGS:
+            if equals:
+                raise ConfigError(f"{name} takes no value, got {value!r}: write {name} alone")
+            given[known[name]] = True
+            continue
+        if not equals:
+            following = next(arguments, None)
+            if following is None or following.startswith("--"):
+                raise ConfigError(f"{name} needs a value: {FLAG_HELP[known[name]]}")
+            value = following
+        given[known[name]] = value
+    return given, rest
+
+
+def _checked_size(flags: Mapping[str, Any], name: str, minimum: int) -> int:
+    try:
+        size = parse_size(flags[name])
+    except ValueError as error:
+        raise ConfigError(f"{flag_name(name)}: {error}") from None
+    if size < minimum:
+        raise ConfigError(
+            f"{flag_name(name)}: {flags[name]} is too small, the least that works is {format_size(minimum)}"
+        )
+    return size
+
+
+def _checked_count(flags: Mapping[str, Any], name: str, minimum: int, maximum: int) -> int:
+    try:
+        count = int(flags[name])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{flag_name(name)}: {flags[name]!r} is not a whole number") from None
+    if not minimum <= count <= maximum:
+        raise ConfigError(f"{flag_name(name)}: {count} is outside {minimum} to {maximum}")
+    return count
+
+
+def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
+    """Build the settings from flags by field name; missing ones take their defaults.
+
+    Raises:
+        ConfigError: one sentence that names the flag, the value and what is allowed.
+    """
+    unknown = sorted(set(given) - set(FLAG_DEFAULTS))
+    if unknown:
+        raise ConfigError(f"{flag_name(unknown[0])} is not a HiState flag")
+    flags = {**FLAG_DEFAULTS, **{name: value for name, value in given.items() if value is not None}}
+    ssd_dir = flags["histate_ssd_dir"]
+    if not ssd_dir:
+        raise ConfigError(
+            "--histate-ssd-dir is missing: name a directory on a local SSD, or serve without HiState by --disable-histate"
+        )
+    try:
+        supported = (
+            DEFAULT_INTERVALS
+            if flags["histate_intervals"] is None
+            else parse_intervals(flags["histate_intervals"])
+        )
+    except ValueError as error:
+        raise ConfigError(f"--histate-intervals: {error}") from None
+    try:
+        interval = parse_interval(flags["histate_interval"], supported)
+    except ValueError as error:
+        raise ConfigError(f"--histate-interval: {error}") from None
+    return HiStateConfig(
+        ssd_dir=str(ssd_dir),
+        ssd_size_bytes=_checked_size(flags, "histate_ssd_size", 1 << 20),
+        interval=interval,
+        interval_text=str(flags["histate_interval"]),
+        intervals_are_default=flags["histate_intervals"] is None and flags["histate_interval"] == "adaptive",
+        inflight_bytes=_checked_size(flags, "histate_inflight_size", 1 << 20),
+        read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
+        min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
+    )
+
+
+def describe(config: HiStateConfig) -> dict[str, Any]:
+    """Return the settings as plain JSON values, for the status endpoint and the start-up line."""
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    values["interval"] = config.interval_text
+    values["intervals"] = list(config.interval.supported)
+    for name in ("interval_text", "intervals_are_default"):
+        values.pop(name)
+    return values
