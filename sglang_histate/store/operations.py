@@ -1,0 +1,121 @@
+"""Reads and writes between submission and commit.
+
+Owns the order of submission and what each operation came to. A thread only fills in the outcome of one
+operation; nothing else changes until the scheduler thread commits it, because every rank must change in the
+same order although its disk may be faster or slower.
+
+    submit -> (a thread) finish -> finished_count() -> flags() -> [the ranks agree] -> take()
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, TypeVar
+
+from .index import Entry
+from .reasons import DropReason, MissReason
+from .records import Record
+
+
+@dataclass(eq=False)
+class WriteOperation:
+    """One record on its way to its slab."""
+
+    entry: Entry
+    record: Record
+    captured_at_us: int
+    # Set when the entry is gone: the record is not worth its bytes and the outcome has no effect.
+    abandoned: DropReason | None = None
+    failure: DropReason | None = None
+    finished: bool = False
+
+    def finish(self, failure: DropReason | None) -> None:
+        self.failure = failure
+        self.finished = True  # last: the scheduler thread may look at any moment
+
+
+@dataclass(eq=False)
+class ReadTicket:
+    """One read. `ok` is None until the read is committed; then `record` holds the checkpoint or
+    `miss_reason` says why not.
+
+    `miss_reason` is for counters and logs only: it may differ between ranks, `ok` does not.
+    """
+
+    key: bytes
+    at_token: int
+    record: Record | None
+    shared: bool  # served from the record that is being written
+    ok: bool | None = None
+    miss_reason: MissReason | None = None
+    cancelled: bool = False
+    entry: Entry = field(kw_only=True, repr=False)
+    cleared: bool = False
+    failure: MissReason | None = None
+    finished: bool = False
+
+    def finish(self, failure: MissReason | None) -> None:
+        self.failure = failure
+        self.finished = True  # last: the scheduler thread may look at any moment
+
+
+@dataclass(frozen=True)
+class WriteOutcome:
+    """A committed write: `drop_reason` is None when the entry is LIVE now."""
+
+    key: bytes
+    at_token: int
+    drop_reason: DropReason | None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one commit changed, in submission order. Reads that the caller cancelled are not listed."""
+
+    writes: tuple[WriteOutcome, ...]
+    reads: tuple[ReadTicket, ...]
+
+
+Operation = TypeVar("Operation", WriteOperation, ReadTicket)
+
+
+class Uncommitted(Generic[Operation]):
+    """Operations that were submitted and not committed, in submission order."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Operation] = deque()
+        self.committed_count = 0
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def __iter__(self) -> islice[Operation]:
+        return islice(self._pending, None)
+
+    def submit(self, operation: Operation) -> None:
+        self._pending.append(operation)
+
+    def finished_count(self) -> int:
+        """Return how many operations since open have finished, without a gap. It never decreases."""
+        count = self.committed_count
+        for operation in self._pending:
+            if not operation.finished:
+                break
+            count += 1
+        return count
+
+    def flags(self, count: int) -> list[bool]:
+        """Return for each uncommitted operation up to number `count` whether it succeeded here."""
+        operations = list(islice(self._pending, count - self.committed_count))
+        assert len(operations) == count - self.committed_count, "more operations than were submitted"
+        assert all(operation.finished for operation in operations), "asked for operations that still run"
+        return [operation.failure is None for operation in operations]
+
+    def take(self) -> Operation:
+        """Remove the oldest operation, which must have finished."""
+        operation = self._pending.popleft()
+        assert operation.finished, "committed an operation that still runs"
+        self.committed_count += 1
+        return operation

@@ -1,0 +1,123 @@
+"""Reader threads: fetch a slab into a record and decide whether it is what was asked for.
+
+Owns the threads and the check. Changes nothing but the bytes of the ticket's record and the ticket's outcome.
+`ReadGate` tells the writer that a read is waiting for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+
+from .disk import Disk
+from .layout import Fingerprint, RecordLayout, SlabHeader
+from .operations import ReadTicket
+from .reasons import MissReason
+
+_log = logging.getLogger("sglang_histate.store")
+
+
+class ReadGate:
+    """Counts reads that are queued or running, so that writes can step aside."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self._changed = threading.Condition()
+
+    def enter(self) -> None:
+        with self._changed:
+            self._reads += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._reads -= 1
+            if self._reads == 0:
+                self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Return when no read is in flight, or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reads == 0, timeout_s)
+
+
+class Reader:
+    """`threads` threads that serve tickets in submission order (they may finish in another order)."""
+
+    def __init__(
+        self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate, threads: int
+    ) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._fingerprint_half = fingerprint.digest[:16]
+        self._gate = gate
+        self._queue: queue.SimpleQueue[ReadTicket | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"histate-read-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, ticket: ReadTicket) -> None:
+        self._gate.enter()
+        self._queue.put(ticket)
+
+    def stop(self) -> None:
+        """Let running reads end and skip the others; do not wait for them."""
+        self._stopping = True
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait until `time.monotonic()` reaches `deadline_s`; return whether all threads have ended."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (ticket := self._queue.get()) is not None:
+            try:
+                failure = self._serve(ticket)
+            except OSError as error:
+                _log.debug("read of slab %d failed: %s", ticket.entry.slab, error)
+                failure = MissReason.IO_ERROR
+            except Exception:
+                # A thread that dies here would stop the commits of all ranks. The miss is harmless, the log
+                # is loud.
+                _log.exception("defect in the reader")
+                failure = MissReason.INTERNAL
+            self._gate.leave()
+            ticket.finish(failure)
+
+    def _serve(self, ticket: ReadTicket) -> MissReason | None:
+        if self._stopping:
+            return MissReason.CLOSED
+        if ticket.cancelled or ticket.cleared:
+            # Nobody will look at the record. Not a failure: other ranks may have read it before the cancel.
+            return None
+        return self._read(ticket)
+
+    def _read(self, ticket: ReadTicket) -> MissReason | None:
+        record, entry, layout = ticket.record, ticket.entry, self._layout
+        assert record is not None
+        # One call per slab: the block layer splits it and keeps many commands in flight.
+        count = self._disk.read_at([record.image], layout.slab_offset(entry.slab))
+        if count != layout.slab_bytes:
+            return MissReason.SHORT_READ
+        header = SlabHeader.parse(record.header.tobytes())
+        if header is None:
+            return MissReason.CORRUPT_HEADER
+        if header.fingerprint_half != self._fingerprint_half:
+            return MissReason.WRONG_FINGERPRINT
+        if header.generation != entry.generation:
+            return MissReason.WRONG_GENERATION
+        if header.key != entry.key or header.at_token != entry.at_token:
+            return MissReason.WRONG_KEY
+        lengths = header.payload_bytes, len(header.segment_sums)
+        if lengths != (layout.payload_bytes, len(layout.segment_bytes)):
+            return MissReason.WRONG_LENGTH
+        if layout.segment_sums(record.image[layout.header_bytes :]) != header.segment_sums:
+            return MissReason.CORRUPT_SEGMENT
+        return None

@@ -1,0 +1,94 @@
+"""Record buffers: a fixed number of page-aligned pieces of memory, each as large as one slab.
+
+Owns the memory and who holds it. Does not touch the disk and does not know keys.
+A record is free -> acquired (1 reference) -> shared (more references) -> free when the last one goes.
+All methods run on the scheduler thread, so the sequence of buffers is the same on every rank.
+Threads may read and write the *bytes* of a record that somebody holds, never its references.
+
+One anonymous private mapping holds all buffers, so a caller with a GPU can register it in one call
+(`RecordPool.memory`). Memory from the CUDA driver itself can fail O_DIRECT with EFAULT; registered memory
+does not.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from .layout import RecordLayout
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Record:
+    """One buffer: `memory` is the whole slab image, `header` and `payload` are views of its parts.
+
+    `payload` is a writable uint8 array of exactly `payload_bytes`; `torch.frombuffer(record.payload, ...)`
+    shares it. Once the record was put, its payload is read-only by contract: reads may be served from it.
+    """
+
+    __slots__ = ("buffer_id", "header", "image", "memory", "payload", "refs")
+
+    def __init__(self, buffer_id: int, memory: Bytes, layout: RecordLayout) -> None:
+        self.buffer_id = buffer_id
+        self.memory = memory
+        self.image = memoryview(memory)  # type: ignore[arg-type]  # what the disk reads and writes
+        self.header = memory[: layout.header_bytes]
+        self.payload = memory[layout.header_bytes : layout.header_bytes + layout.payload_bytes]
+        self.refs = 0
+
+
+class RecordPool:
+    """`count` record buffers for `layout`. Never blocks: an empty pool answers None.
+
+    Raises:
+        ValueError: `count` is not positive.
+        MemoryError, OSError: the mapping does not fit.
+    """
+
+    def __init__(self, layout: RecordLayout, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"the store needs at least one record buffer, not {count}")
+        arena = mmap.mmap(-1, count * layout.slab_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # A fork during a direct read would leave the two processes with different copies of the page being
+        # filled.
+        arena.madvise(mmap.MADV_DONTFORK)
+        self.memory: Bytes = np.frombuffer(arena, dtype=np.uint8)
+        slabs = self.memory.reshape(count, layout.slab_bytes)
+        self.records = tuple(Record(i, slabs[i], layout) for i in range(count))
+        self._free = list(reversed(self.records))
+
+    @property
+    def total(self) -> int:
+        return len(self.records)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def free_ids(self) -> tuple[int, ...]:
+        """Return the free buffers, next one last."""
+        return tuple(record.buffer_id for record in self._free)
+
+    def acquire(self) -> Record | None:
+        if not self._free:
+            return None
+        record = self._free.pop()
+        assert record.refs == 0
+        record.refs = 1
+        return record
+
+    def share(self, record: Record) -> Record:
+        """Add one reference to a record that is in use."""
+        assert record.refs > 0, "a free record cannot be shared"
+        record.refs += 1
+        return record
+
+    def release(self, record: Record) -> None:
+        """Give back one reference."""
+        assert record.refs > 0, "released more often than acquired"
+        record.refs -= 1
+        if record.refs == 0:
+            self._free.append(record)

@@ -1,0 +1,90 @@
+"""Writer thread: put records into their slabs without getting in the way of reads.
+
+Owns the thread and the header it writes. Changes nothing but the header bytes of the record and the outcome
+of the operation. Header and payload lie next to each other and go out in pieces of 4 MiB; before each piece
+the writer waits while a read is in flight, at most 50 ms, so that a read waits for one piece at most and
+writes still make progress. No fsync: a write that did not survive is found by its checksums and is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+
+import numpy as np
+
+from .disk import Disk
+from .layout import Fingerprint, RecordLayout, SlabHeader
+from .operations import WriteOperation
+from .reader import ReadGate
+from .reasons import DropReason
+
+PIECE_BYTES = 4 << 20
+YIELD_TO_READS_S = 0.05
+
+_log = logging.getLogger("sglang_histate.store")
+
+
+class Writer:
+    """One thread that writes in submission order. The queue is bounded by the number of record buffers."""
+
+    def __init__(self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate) -> None:
+        self._disk = disk
+        self._layout = layout
+        self._fingerprint_half = fingerprint.digest[:16]
+        self._gate = gate
+        self._queue: queue.SimpleQueue[WriteOperation | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="histate-write", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: WriteOperation) -> None:
+        self._queue.put(operation)
+
+    def stop(self) -> None:
+        """End after the piece that is being written and skip the rest; do not wait for it."""
+        self._stopping = True
+        self._queue.put(None)
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait until `time.monotonic()` reaches `deadline_s`; return whether the thread has ended."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (operation := self._queue.get()) is not None:
+            try:
+                failure = None if operation.abandoned is not None else self._write(operation)
+            except OSError as error:
+                _log.debug("write of slab %d failed: %s", operation.entry.slab, error)
+                failure = DropReason.WRITE_ERROR
+            except Exception:
+                # A thread that dies here would stop the commits of all ranks. The drop is harmless, the log
+                # is loud.
+                _log.exception("defect in the writer")
+                failure = DropReason.INTERNAL
+            operation.finish(failure)
+
+    def _write(self, operation: WriteOperation) -> DropReason | None:
+        record, entry, layout = operation.record, operation.entry, self._layout
+        header = SlabHeader(
+            generation=entry.generation,
+            key=entry.key,
+            at_token=entry.at_token,
+            payload_bytes=layout.payload_bytes,
+            captured_at_us=operation.captured_at_us,
+            fingerprint_half=self._fingerprint_half,
+            segment_sums=layout.segment_sums(record.image[layout.header_bytes :]),
+        )
+        record.header[:] = np.frombuffer(header.pack(layout.header_bytes), dtype=np.uint8)
+        offset = layout.slab_offset(entry.slab)
+        for start in range(0, layout.slab_bytes, PIECE_BYTES):
+            self._gate.wait_idle(YIELD_TO_READS_S)
+            if self._stopping:
+                return DropReason.CLOSED
+            piece = record.image[start : start + PIECE_BYTES]
+            if self._disk.write_at([piece], offset + start) != len(piece):
+                return DropReason.SHORT_WRITE
+        return None
