@@ -10,6 +10,7 @@ same order although its disk may be faster or slower.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
@@ -17,6 +18,8 @@ from typing import Generic, TypeVar
 from .index import Entry
 from .reasons import DropReason, MissReason
 from .records import Record
+
+Deliver = Callable[[Record], None]
 
 
 @dataclass(eq=False)
@@ -52,6 +55,7 @@ class ReadTicket:
     miss_reason: MissReason | None = None
     cancelled: bool = False
     entry: Entry = field(kw_only=True, repr=False)
+    deliver: Deliver | None = field(kw_only=True, repr=False, default=None)
     cleared: bool = False
     failure: MissReason | None = None
     finished: bool = False

@@ -97,7 +97,11 @@ class Reader:
         if ticket.cancelled or ticket.cleared:
             # Nobody will look at the record. Not a failure: other ranks may have read it before the cancel.
             return None
-        return self._read(ticket)
+        failure = None if ticket.shared else self._read(ticket)
+        if failure is None and ticket.deliver is not None:
+            assert ticket.record is not None
+            ticket.deliver(ticket.record)
+        return failure
 
     def _read(self, ticket: ReadTicket) -> MissReason | None:
         record, entry, layout = ticket.record, ticket.entry, self._layout

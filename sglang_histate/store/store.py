@@ -32,7 +32,7 @@ from .events import EventLog
 from .index import Entry, EntryState, Index
 from .layout import KEY_BYTES, Fingerprint, RecordLayout, generation
 from .opening import open_disk, start_epoch
-from .operations import Committed, ReadTicket, Uncommitted, WriteOperation, WriteOutcome
+from .operations import Committed, Deliver, ReadTicket, Uncommitted, WriteOperation, WriteOutcome
 from .reader import Reader, ReadGate
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
@@ -169,8 +169,12 @@ class CheckpointStore:
         self._writer.submit(operation)
         return result
 
-    def begin_read(self, key: bytes) -> ReadTicket | MissReason:
-        """Start reading `key`, and touch it. The entry keeps its slab until the read is committed."""
+    def begin_read(self, key: bytes, deliver: Deliver | None = None) -> ReadTicket | MissReason:
+        """Start reading `key`, and touch it. The entry keeps its slab until the read is committed.
+
+        `deliver(record)` runs on a reader thread once the bytes are verified and before the read counts as
+        completed; if it raises, the read is a miss. It must not call the store.
+        """
         entry = self._index.get(key)
         if self._closed:
             return self._miss(MissReason.CLOSED)
@@ -182,10 +186,10 @@ class CheckpointStore:
             return self._miss(MissReason.NO_BUFFER)
         entry.pins += 1
         self._index.touch(key)
-        ticket = ReadTicket(key, entry.at_token, record, shared, entry=entry)
+        ticket = ReadTicket(key, entry.at_token, record, shared, entry=entry, deliver=deliver)
         self._reads.submit(ticket)
-        if shared:
-            self._counters.reads_shared += 1
+        self._counters.reads_shared += shared
+        if shared and deliver is None:
             ticket.finish(None)
         else:
             self._reader.submit(ticket)
@@ -218,6 +222,11 @@ class CheckpointStore:
             self._drop(entry, DropReason.CLEARED)
         for ticket in self._reads:
             ticket.cleared = True
+
+    @property
+    def outstanding(self) -> int:
+        """How many writes and reads were submitted and not committed: the same on every rank."""
+        return len(self._writes) + len(self._reads)
 
     def completed(self) -> tuple[int, int]:
         """Return how many writes and reads since open have finished here: prefixes, in submission order."""

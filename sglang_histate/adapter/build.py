@@ -1,0 +1,163 @@
+"""Builds HiState for one scheduler process: the cache behind ``--radix-cache-backend histate`` and its SSD tier."""
+
+from __future__ import annotations
+
+import logging
+import os
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.checks import check_runtime
+from sglang_histate.adapter.counters import Counters
+from sglang_histate.adapter.egress import LayerEgress, pin_memory_region
+from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.identity import store_identity
+from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.output_ends import OutputEnds
+from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.ranks import RankAgreement
+from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
+from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.adapter.tier import SsdTier
+from sglang_histate.config import HiStateConfig, describe
+from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
+from sglang_histate.sizes import format_size
+from sglang_histate.store import CheckpointStore, StoreError
+from sglang_histate.upstream import UpstreamError
+
+logger = logging.getLogger(__name__)
+
+MIN_RECORDS = 4  # one capture, one read, and one of each behind them
+
+
+def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
+    """Factory of the radix cache backend ``histate``.
+
+    Raises:
+        SystemExit: HiState cannot serve with this engine or this SSD directory; the launcher prints the sentence.
+    """
+    config = config_of(ctx.server_args)
+    params = ctx.params
+    params.component_registry_override = {ComponentType.MAMBA: HiStateMambaComponent}
+    cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
+    assert isinstance(cache, HiStateCache)
+    try:
+        check_runtime(ctx, cache)
+        _start_tier(ctx, cache, config)
+    except (Refusal, StoreError, UpstreamError) as refusal:
+        leave_message(str(refusal))
+        raise SystemExit(EXIT_CODE) from None
+    return cache
+
+
+def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiStateConfig) -> None:
+    pool = ctx.params.req_to_token_pool
+    states = pool.mamba_pool.mamba_cache
+    temporal, conv = states.temporal, states.conv[0]
+    layout = StateLayout.from_pool(sorted(pool.mamba_map, key=pool.mamba_map.__getitem__), temporal, conv)
+    page_size = cache.page_size
+    grid = lcm(STEP_TOKENS, page_size)
+    kv_token_bytes = _kv_bytes_per_token(ctx)
+    state_tokens = layout.checkpoint_bytes / kv_token_bytes
+    record = layout.record_layout()
+    buffers = max(MIN_RECORDS, config.inflight_bytes // record.slab_bytes)
+    # More buffers than slabs can never be in use at once, but for the reads of what is being replaced.
+    buffers = min(buffers, config.ssd_size_bytes // record.slab_bytes + MIN_RECORDS)
+    counters = Counters()
+    parallel = get_parallel()
+    store = CheckpointStore.open(
+        root=Path(config.ssd_dir),
+        fingerprint=store_identity(ctx, layout, page_size),
+        rank_name=f"dp{parallel.dp_rank or 0}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}",
+        size_bytes=config.ssd_size_bytes,
+        layout=record,
+        record_buffers=buffers,
+        reader_threads=config.read_threads,
+    )
+    pin_memory_region(store.records.memory, temporal.device)
+    component = cache.components[ComponentType.MAMBA]
+    on_cuda = temporal.device.type == "cuda"
+    cache.tier = SsdTier(
+        store=store,
+        planner=CapturePlanner(
+            interval=_on_grid(config, grid),
+            state_tokens=state_tokens,
+            page_size=page_size,
+            grid=grid,
+            layout=layout,
+            store=store,
+            egress=LayerEgress(temporal.device),
+            counters=counters,
+        ),
+        fault_ins=FaultIns(
+            cache,
+            store,
+            HostSlots(component, layout),
+            page_size=page_size,
+            min_gain_tokens=config.min_gain_tokens,
+            counters=counters,
+        ),
+        output_ends=OutputEnds(
+            cache,
+            store,
+            layout,
+            temporal=temporal,
+            conv=conv,
+            grid=grid,
+            page_size=page_size,
+            counters=counters,
+            forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
+        ),
+        agreement=RankAgreement(cache),
+        counters=counters,
+        page_size=page_size,
+    )
+    cache.status_facts = {
+        "config": describe(config),
+        "page_size": page_size,
+        "grid_tokens": grid,
+        "checkpoint_bytes": layout.checkpoint_bytes,
+        "kv_bytes_per_token": kv_token_bytes,
+        "checkpoint_in_kv_tokens": round(state_tokens, 1),
+        "linear_layers": len(layout.layer_ids),
+        "pid": os.getpid(),
+    }
+    logger.info(
+        "HiState: checkpoint %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
+        "O_DIRECT %s), %d in-flight records",
+        format_size(layout.checkpoint_bytes),
+        state_tokens,
+        config.interval_text,
+        grid,
+        format_size(store.stats().bytes_total),
+        config.ssd_dir,
+        store.stats().slabs_total,
+        "yes" if store.stats().direct_io else "no",
+        buffers,
+    )
+
+
+def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:
+    """Leave out default intervals that a large page cannot name; values that the user chose were checked before."""
+    if not config.intervals_are_default:
+        return config.interval
+    return IntervalPolicy(tuple(i for i in config.interval.supported if i % grid == 0))
+
+
+def _kv_bytes_per_token(ctx: TreeCacheBuildContext) -> float:
+    """Return one rank's KV bytes per token over all full-attention layers."""
+    kv_cache = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    full = getattr(kv_cache, "full_kv_pool", kv_cache)
+    k_bytes, v_bytes = full.get_kv_size_bytes()
+    rows = full.k_buffer[0].shape[0]
+    assert isinstance(full.k_buffer[0], torch.Tensor)
+    return (k_bytes + v_bytes) / rows

@@ -1,0 +1,70 @@
+"""SGLang's unified radix cache with HiState behind it.
+
+Only what must differ is overridden; KV, locks, matching and load-back are SGLang's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_histate.adapter.capture import ForwardCapture
+from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.tier import SsdTier
+
+
+class HiStateCache(UnifiedRadixCache):
+    """See the module docstring. Without a tier (while the base class builds itself) it behaves as stock."""
+
+    tier: SsdTier | None = None
+    status_facts: dict[str, Any] | None = None
+
+    def plan_capture(self, reqs: list[Any]) -> ForwardCapture | None:
+        """Called with each prefill batch before its forward pass."""
+        return None if self.tier is None else self.tier.plan_batch(reqs)
+
+    def request_arrived(self, req: Any) -> None:
+        """Called when a request enters the waiting queue: start reading what it will need."""
+        if self.tier is not None:
+            self.tier.fault_ins.ready(req)
+
+    def request_ready(self, req: Any) -> bool:
+        """Called before a waiting request is admitted. False: skip it in this step, a checkpoint is on its way."""
+        return self.tier is None or self.tier.fault_ins.ready(req)
+
+    def release_aborted_request(self, request: Any) -> None:
+        if self.tier is not None:
+            self.tier.fault_ins.cancel(request)
+        super().release_aborted_request(request)
+
+    def check_hicache_events(self) -> None:
+        super().check_hicache_events()
+        if self.tier is not None:
+            self.tier.tick()
+
+    def init_load_back(self, params: Any) -> Any:
+        loaded_kv = 0
+        node = self.tree_core.node_by_id(params.best_match_node)
+        while node.evicted:
+            loaded_kv += len(node.key)
+            node = node.parent
+        result = super().init_load_back(params)
+        if result is not None and result[0] > 0:
+            state_of(params.req, self.page_size).kv_loaded = loaded_kv
+        return result
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        if self.tier is not None and req.finished():
+            self.tier.output_ends.take(req)
+
+    def reset(self) -> None:
+        if self.tier is not None:
+            self.tier.reset()
+        super().reset()
+
+    def shutdown(self) -> None:
+        if self.tier is not None:
+            self.tier.close()
+        super().shutdown()

@@ -1,0 +1,65 @@
+"""Counters with a reason each. All names exist from the start at 0, so that a dashboard never misses a series."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Drop(Enum):
+    """Why a planned checkpoint was not captured or not stored."""
+
+    NO_RECORD = "no_inflight_buffer"
+    MISALIGNED = "chunk_not_on_grid"
+    CACHE_RESET = "cache_reset"
+
+
+class Miss(Enum):
+    """Why a checkpoint in the SSD tier was not used for a request that could have used it."""
+
+    NO_BUFFER = "no_read_buffer"
+    NO_HOST_SLOT = "no_host_slot"
+    READ_FAILED = "read_failed"
+    KV_GONE = "kv_evicted_while_reading"
+    ABORTED = "request_aborted"
+    CACHE_RESET = "cache_reset"
+    RETRIES = "gave_up_after_retries"
+
+
+class Counters:
+    """Plain integers that only grow. Written on the scheduler thread only."""
+
+    def __init__(self) -> None:
+        self.planned = 0
+        self.captured = 0
+        self.already_stored = 0
+        self.forwards = 0
+        self.fault_ins = 0
+        self.restored_requests = 0
+        self.restored_tokens = 0
+        self.internal_hits = 0
+        self.output_ends = 0
+        self.dropped = {reason: 0 for reason in Drop}
+        self.missed = {reason: 0 for reason in Miss}
+        self.intervals: dict[int, int] = {}
+
+    def drop(self, reason: Drop, count: int = 1) -> None:
+        self.dropped[reason] += count
+
+    def miss(self, reason: Miss) -> None:
+        self.missed[reason] += 1
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "checkpoints_planned_total": self.planned,
+            "checkpoints_captured_total": self.captured,
+            "checkpoints_already_stored_total": self.already_stored,
+            "output_end_checkpoints_total": self.output_ends,
+            "capture_forwards_total": self.forwards,
+            "ssd_fault_ins_total": self.fault_ins,
+            "ssd_restored_requests_total": self.restored_requests,
+            "ssd_restored_tokens_total": self.restored_tokens,
+            "internal_hits_total": self.internal_hits,
+            "checkpoints_dropped_total": {reason.value: n for reason, n in self.dropped.items()},
+            "ssd_misses_total": {reason.value: n for reason, n in self.missed.items()},
+            "intervals_chosen_total": {str(interval): n for interval, n in sorted(self.intervals.items())},
+        }

@@ -1,0 +1,70 @@
+"""The way of captured states from the device into host records, beside the forward pass.
+
+On CUDA a side stream waits for the layer that produced the states and copies while later layers run; the forward
+stream never waits. The sources are fresh tensors, so the caching allocator keeps them until the side stream is done.
+On the CPU engine the copy is a plain one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class LayerEgress:
+    """Copies ``source[i]`` into ``targets[i]``; `record` and `query` tell when everything so far has arrived."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+        """Copy rows of `source` ``[n, ...]`` into n host tensors of the same shape and dtype."""
+        if self._stream is None:
+            for row, target in zip(source.unbind(0), targets, strict=True):
+                target.copy_(row)
+            return
+        produced = torch.cuda.Event()
+        produced.record()
+        self._stream.wait_event(produced)
+        with torch.cuda.stream(self._stream):
+            for row, target in zip(source.unbind(0), targets, strict=True):
+                target.copy_(row, non_blocking=True)
+        source.record_stream(self._stream)
+
+    def record(self) -> Any:
+        """Return a mark behind all copies so far; None where copies are immediate."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    @staticmethod
+    def query(event: Any) -> bool:
+        return event is None or event.query()
+
+
+def pin_memory_region(memory: Any, device: torch.device) -> bool:
+    """Register `memory` (a numpy array over anonymous pages) with the driver, so that copies are asynchronous.
+
+    Registered memory is preferred to driver-allocated memory, which can fail O_DIRECT with EFAULT.
+    Returns False, with one warning, where it could not be registered: copies then go through pageable memory.
+    """
+    if device.type != "cuda":
+        return True
+    address, size_bytes = memory.ctypes.data, memory.nbytes
+    status = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
+    if int(status) == 0:
+        return True
+    logger.warning(
+        "Could not pin %d bytes of --histate-inflight-size (CUDA error %d): checkpoints are copied through pageable "
+        "memory, which is slower",
+        size_bytes,
+        int(status),
+    )
+    return False

@@ -1,0 +1,120 @@
+"""What the patches call. Each function does nothing unless HiState's cache is the one in use.
+
+Patches add calls to these functions and no logic of their own; see patches/histate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from sglang_histate.adapter.capture import ForwardCapture
+
+
+def plan_capture(batch: Any) -> ForwardCapture | None:
+    """``ScheduleBatch.prepare_for_extend``, at its end: what the coming forward pass has to capture."""
+    plan = getattr(batch.tree_cache, "plan_capture", None)
+    return None if plan is None else plan(batch.reqs)
+
+
+def pending_capture(batch: Any) -> ForwardCapture | None:
+    """``ForwardBatch.init_new``: the batch's capture, unless it was taken by an earlier forward pass."""
+    capture = batch.histate_capture
+    if capture is None or capture.finished or not batch.forward_mode.is_extend():
+        return None
+    return capture
+
+
+def capture_inputs(backend: Any, layer: Any, forward_batch: Any, raw_inputs: torch.Tensor) -> None:
+    """``GDNAttnBackend.forward_extend``, before the convolution overwrites its input."""
+    capture = forward_batch.histate_capture
+    if capture is None:
+        return
+    if not capture.prepared:
+        prepare_sources(backend, forward_batch, raw_inputs.device)
+    capture.capture_inputs(layer.layer_id, raw_inputs)
+
+
+def prepare_sources(backend: Any, forward_batch: Any, device: torch.device) -> None:
+    """Build the capture's index tensors, and FlashInfer's checkpoint plan where stock tracking did not ask for one."""
+    lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
+    every = None
+    if backend.kernel_dispatcher.extend_uses_state_checkpoints:
+        every = _flashinfer_plan(backend.forward_metadata, lengths, device)
+    forward_batch.histate_capture.prepare(lengths, device, every)
+
+
+def _flashinfer_plan(metadata: Any, lengths: list[int], device: torch.device) -> int:
+    """Ask FlashInfer for a state every n tokens of each sequence; n is the chunk of stock tracking. Returns n."""
+    import torch
+    from sglang.srt.runtime_context import mamba_cache_chunk_size
+
+    if metadata.state_checkpoint_every_n_tokens:
+        return int(metadata.state_checkpoint_every_n_tokens)
+    every = int(mamba_cache_chunk_size())
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    starts[1:] = torch.cumsum(torch.tensor([length // every for length in lengths], dtype=torch.int64), dim=0)
+    metadata.state_checkpoint_cu_starts = starts.to(device, non_blocking=True)
+    metadata.num_state_checkpoints = int(starts[-1])
+    metadata.state_checkpoint_every_n_tokens = every
+    return every
+
+
+def capture_states(
+    layer: Any, forward_batch: Any, h: torch.Tensor | None, pool: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """``GDNAttnBackend.forward_extend``, after the kernel: `h` its intermediate states, `pool` the written slots."""
+    capture = forward_batch.histate_capture
+    if capture is not None:
+        capture.capture_states(layer.layer_id, h, pool, slots)
+
+
+def finish_capture(forward_batch: Any) -> None:
+    """``ModelRunner.forward``, at its end: planned == captured, or the server stops."""
+    capture = forward_batch.histate_capture
+    if capture is not None:
+        capture.finish()
+
+
+def request_arrived(tree_cache: Any, req: Any) -> None:
+    """``Scheduler._add_request_to_queue``: start reading what the request will need while it waits."""
+    arrived = getattr(tree_cache, "request_arrived", None)
+    if arrived is not None:
+        arrived(req)
+
+
+def request_ready(tree_cache: Any, req: Any) -> bool:
+    """``Scheduler._get_new_batch_prefill_raw``: False skips the request in this step."""
+    ready = getattr(tree_cache, "request_ready", None)
+    return True if ready is None else ready(req)
+
+
+def add_cached_details(req: Any, details: dict[str, Any] | None) -> dict[str, Any] | None:
+    """``get_cached_tokens_details``: how many of the cached tokens were resumed through an SSD checkpoint."""
+    state = getattr(req, "histate", None)
+    if details is None or state is None:
+        return details
+    return {**details, "ssd_checkpoint": state.restored_from_ssd}
+
+
+def add_internal_state(scheduler: Any, state: dict[str, Any]) -> None:
+    """``get_internal_state``: HiState's own status under the key ``histate``."""
+    from sglang_histate.adapter.status import cache_status
+
+    state["histate"] = cache_status(scheduler.tree_cache)
+
+
+def install_routes(app: Any) -> None:
+    """``http_server``: GET /histate/status."""
+    from sglang_histate.adapter.status import install_routes as install
+
+    install(app)
+
+
+def group_flags(parser: Any) -> None:
+    """``ServerArgs.add_cli_args``: HiState's flags in a group of their own."""
+    from sglang_histate.adapter.flags import group_flags as group
+
+    group(parser)

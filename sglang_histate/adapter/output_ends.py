@@ -1,0 +1,126 @@
+"""Checkpoints at the end of an output: the state that decode left in a device slot, copied to a record.
+
+Prompt ends are captured by the forward pass; an output's end exists only in the slot that the finished request gave to
+the tree. The node stays locked until its bytes have arrived, so the slot cannot be reused meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.store import CheckpointStore, Record
+
+
+@dataclass(eq=False)
+class OutputEnd:
+    """One copy in flight."""
+
+    key: bytes
+    position: int
+    record: Record
+    node_id: Any
+    lock: Any
+    event: Any
+
+
+class OutputEnds:
+    """Copies of finished requests' states. Scheduler thread only."""
+
+    def __init__(
+        self,
+        cache: Any,
+        store: CheckpointStore,
+        layout: StateLayout,
+        *,
+        temporal: torch.Tensor,
+        conv: torch.Tensor,
+        grid: int,
+        page_size: int,
+        counters: Counters,
+        forward_stream: Any,
+    ) -> None:
+        """`temporal` ``[L, slots, HV, V, K]`` and `conv` ``[L, slots, dim, W-1]`` are the device pool's tensors."""
+        self._cache = cache
+        self._store = store
+        self._layout = layout
+        self._temporal = temporal
+        self._conv = conv
+        self._grid = grid
+        self._page_size = page_size
+        self._counters = counters
+        self._forward_stream = forward_stream
+        self._egress = LayerEgress(temporal.device)
+        self._pending: deque[OutputEnd] = deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def take(self, req: Any) -> None:
+        """`req` has finished and its node is in the tree: copy the node's state unless the store has it already."""
+        node_id = req.last_node
+        slot = self._cache.tree_core.get_component_device_value(node_id, ComponentType.MAMBA)
+        position = req.kv.cache_protected_len
+        if slot is None or position == 0 or position % self._grid:
+            return
+        key = state_of(req, self._page_size).keys.at(req.full_untruncated_fill_ids, position)
+        if self._store.lookup(key) is not None:
+            self._store.touch(key)
+            return
+        if any(end.key == key for end in self._pending):
+            return
+        record = self._store.acquire_record()
+        if record is None:
+            self._counters.drop(Drop.NO_RECORD)
+            return
+        lock = self._cache.inc_lock_ref(node_id).to_dec_params()
+        event = self._copy(slot, record)
+        self._pending.append(OutputEnd(key, position, record, node_id, lock, event))
+        self._counters.output_ends += 1
+
+    def done_count(self) -> int:
+        """Return how many copies have arrived, oldest first and without a gap."""
+        count = 0
+        for end in self._pending:
+            if not self._egress.query(end.event):
+                break
+            count += 1
+        return count
+
+    def pop(self, count: int) -> list[OutputEnd]:
+        """Take the `count` oldest copies, unlock their nodes and hand the records over."""
+        ends = [self._pending.popleft() for _ in range(count)]
+        for end in ends:
+            self._cache.dec_lock_ref(end.node_id, end.lock)
+        return ends
+
+    def reset(self) -> None:
+        """The tree is being emptied: its locks are gone, the records go back."""
+        for end in self._pending:
+            self._counters.drop(Drop.CACHE_RESET)
+            self._store.release_record(end.record)
+        self._pending.clear()
+
+    def _copy(self, slot: torch.Tensor, record: Record) -> Any:
+        views = self._layout.views(record.payload)
+        if self._forward_stream is None:
+            index = int(slot[0])
+            for layer, view in enumerate(views):
+                view.temporal.copy_(self._temporal[layer, index])
+                view.conv.copy_(self._conv[layer, index])
+            return None
+        # The last forward pass that wrote the slot is in front of this event on its own stream.
+        with torch.cuda.stream(self._forward_stream):
+            temporal, conv = self._temporal[:, slot].unbind(0), self._conv[:, slot].unbind(0)
+            for layer, view in enumerate(views):
+                self._egress.copy(temporal[layer], [view.temporal])
+                self._egress.copy(conv[layer], [view.conv])
+        return self._egress.record()

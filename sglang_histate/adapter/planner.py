@@ -1,0 +1,117 @@
+"""Decides, for each prefill batch, which checkpoints its forward pass captures.
+
+The interval is chosen once per request over its whole remaining prompt; each chunk then takes the positions that fall
+into it. The bytes that a plan may hold in flight are bounded here, by acquiring the records before the forward pass:
+what does not fit is dropped and counted, so that nothing later ever waits for memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
+from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.request_state import RequestState, state_of
+from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.policy.capture_plan import plan_positions, positions_in_chunk
+from sglang_histate.policy.interval import IntervalPolicy
+from sglang_histate.store import CheckpointStore
+
+
+class CapturePlanner:
+    """Plans captures of one rank. Every rank sees the same batches and the same store, so all plan alike."""
+
+    def __init__(
+        self,
+        *,
+        interval: IntervalPolicy,
+        state_tokens: float,
+        page_size: int,
+        grid: int,
+        layout: StateLayout,
+        store: CheckpointStore,
+        egress: LayerEgress,
+        counters: Counters,
+    ) -> None:
+        """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens."""
+        self._interval = interval
+        self._state_tokens = state_tokens
+        self._page_size = page_size
+        self._grid = grid
+        self._layout = layout
+        self._store = store
+        self._egress = egress
+        self._counters = counters
+
+    def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
+        """Return the capture for a batch that is about to extend, or None if there is nothing to take."""
+        wanted: list[tuple[int, Any, RequestState, int]] = []
+        for batch_row, req in enumerate(reqs):
+            state = state_of(req, self._page_size)
+            for position in self._positions(req, state):
+                wanted.append((batch_row, req, state, position))
+        if not wanted:
+            return None
+        rows = []
+        for batch_row, req, state, position in self._fit(wanted):
+            key = state.keys.at(req.full_untruncated_fill_ids, position)
+            record = self._store.acquire_record()
+            assert record is not None, "the plan was cut to the free records"
+            rows.append(CaptureRow(batch_row, position - req.prefix_len, position, key, record))
+        self._counters.planned += len(rows)
+        return ForwardCapture(rows, self._layout, self._egress) if rows else None
+
+    def _positions(self, req: Any, state: RequestState) -> list[int]:
+        """Return the positions inside the request's next chunk that are not stored yet."""
+        start, end = req.prefix_len, req.extend_end
+        if req.input_embeds is not None or req.positional_embed_overrides is not None:
+            return []  # the token ids do not determine the state
+        if state.plan_next != start:
+            self._plan_request(req, state, start)
+        state.plan_next = end
+        chunk = positions_in_chunk(state.plan, start, end)
+        self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
+        tokens = req.full_untruncated_fill_ids
+        fresh = []
+        for position in chunk.capture:
+            key = state.keys.at(tokens, position)
+            if self._store.lookup(key) is None:
+                fresh.append(position)
+            else:
+                self._store.touch(key)
+                self._counters.already_stored += 1
+        return fresh
+
+    def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
+        total = len(req.full_untruncated_fill_ids)
+        state.plan_start = start
+        if start % self._grid:
+            state.plan = ()
+            self._counters.drop(Drop.MISALIGNED)
+            return
+        interval = self._interval.choose(total - start, self._state_tokens)
+        self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
+        positions = set(plan_positions(start, total, interval, self._grid))
+        # The last grid position of the prompt is the final checkpoint, whatever the interval.
+        final = total // self._grid * self._grid
+        # A place where two prompts were seen to part is likely to be one again.
+        for extra in (final, state.branch):
+            if extra is not None and start < extra <= total and (extra - start) % self._grid == 0:
+                positions.add(extra)
+        state.plan = tuple(sorted(positions))
+
+    def _fit(self, wanted: list[tuple[int, Any, RequestState, int]]) -> list[tuple[int, Any, RequestState, int]]:
+        """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""
+        # Reads take their buffers from the same pool: leave them some.
+        pool = self._store.records
+        free = max(0, pool.free - max(1, pool.total // 8))
+        if len(wanted) <= free:
+            return wanted
+        self._counters.drop(Drop.NO_RECORD, len(wanted) - free)
+        last = {row: index for index, (row, *_) in enumerate(wanted)}
+        kept = sorted(last.values())[:free]
+        others = [index for index in range(len(wanted)) if index not in set(kept)]
+        room = free - len(kept)
+        kept += [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
+        return [wanted[index] for index in sorted(kept)]

@@ -1,0 +1,24 @@
+"""Agreement between tensor-parallel ranks: nobody acts on what only its own disk has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class RankAgreement:
+    """Minimum over the ranks that share one radix cache. A plain copy with one rank."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self._alone = cache.tp_world_size == 1
+
+    def minimum(self, values: Sequence[int]) -> list[int]:
+        """Return the element-wise minimum. Every rank must call it in the same step with as many values."""
+        if self._alone:
+            return list(values)
+        tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
+        self._cache._all_reduce_attn_groups(tensor, torch.distributed.ReduceOp.MIN)
+        return [int(value) for value in tensor.tolist()]

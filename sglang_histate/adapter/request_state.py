@@ -1,0 +1,40 @@
+"""What HiState remembers about one request, kept on the request itself so that it lives exactly as long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_histate.adapter.page_keys import PageKeys
+
+
+@dataclass
+class RequestState:
+    """Positions and lengths are tokens from the start of the prompt."""
+
+    keys: PageKeys
+    # Set by every tree match.
+    kv_covered: int = 0  # longest prefix whose KV is on device or host
+    restorable: int = 0  # deepest state at or before it that is on device or host
+    branch: int | None = None  # last grid position of the KV match, if it lies beyond every state
+    # Set by the fault-in.
+    looked_at_version: int = -1  # the store's version at the last lookup; equal means nothing new can be found
+    fault_ins: int = 0
+    attached: int | None = None  # where a checkpoint from the SSD was attached for this request
+    # Set at admission.
+    kv_loaded: int = 0  # tokens of KV that had to come from the host
+    restored_from_ssd: int = 0  # tokens of the prefix that was resumed through an SSD checkpoint
+    accounted: bool = False
+    # The capture plan over the whole remaining prompt.
+    plan: tuple[int, ...] = ()
+    plan_start: int = -1
+    plan_next: int = -1  # where the next chunk has to begin for the plan to stay valid
+
+
+def state_of(req: Any, page_size: int) -> RequestState:
+    """Return the request's state, made on first use."""
+    state = getattr(req, "histate", None)
+    if state is None:
+        state = RequestState(PageKeys(page_size, req.extra_key, req.cache_salt))
+        req.histate = state
+    return state

@@ -1,0 +1,68 @@
+"""Start SGLang's server with HiState on: parse, refuse early, run. The overlay must be on PYTHONPATH already."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import sglang
+from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import ServerArgs, prepare_server_args
+from sglang.srt.utils import kill_process_tree
+
+from sglang_histate.adapter.checks import check_arguments, check_resolved
+from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, open_mailbox, read_message
+from sglang_histate.config import ConfigError
+from sglang_histate.upstream import UpstreamError, check_active_overlay
+from sglang_histate.upstream.overlay import GROUPS_VARIABLE
+
+
+def main(argv: list[str]) -> int:
+    """Serve until stopped. Returns the exit code."""
+    load_plugins()
+    server_args = prepare_server_args(argv)
+    groups = [group for group in os.environ.get(GROUPS_VARIABLE, "").split(",") if group]
+    try:
+        check_active_overlay(groups, str(sglang.__file__))
+        if "histate" in groups:
+            _check(server_args)
+    except (ConfigError, Refusal, UpstreamError) as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        return EXIT_CODE
+    return _run(server_args)
+
+
+def _check(server_args: ServerArgs) -> None:
+    config = config_of(server_args)
+    check_arguments(server_args)
+    try:
+        server_args.resolve_once()
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        # SGLang's own checks speak in its own flags; they are sentences already.
+        raise Refusal(str(error) or type(error).__name__) from None
+    check_resolved(resolving_view(server_args), model_config_of(server_args), config)
+
+
+def _run(server_args: ServerArgs) -> int:
+    from sglang.launch_server import run_server
+
+    mailbox = open_mailbox()
+    code = 0
+    try:
+        run_server(server_args)
+    except Exception:
+        sentence = read_message(mailbox)
+        if not sentence:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        code = EXIT_CODE
+    finally:
+        mailbox.unlink(missing_ok=True)
+        kill_process_tree(os.getpid(), include_parent=False)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

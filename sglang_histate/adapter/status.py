@@ -1,0 +1,94 @@
+"""GET /histate/status: configuration, tiers with bytes used and total, counters by reason. JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+
+from sglang_histate.adapter.cache import HiStateCache
+
+
+def cache_status(tree_cache: Any) -> dict[str, Any]:
+    """Return one scheduler's status as JSON values. Runs on the scheduler thread."""
+    if not isinstance(tree_cache, HiStateCache) or tree_cache.tier is None:
+        return {"enabled": False}
+    facts = tree_cache.status_facts
+    assert facts is not None
+    stats = tree_cache.tier.store.stats()
+    kv_bytes, state_bytes = facts["kv_bytes_per_token"], facts["checkpoint_bytes"]
+    allocator = tree_cache.token_to_kv_pool_allocator
+    states = tree_cache.req_to_token_pool.mamba_allocator
+    host_kv = tree_cache.cache_controller.mem_pool_host
+    host_states = tree_cache.host_pool_group.get_pool(PoolName.MAMBA)
+    return {
+        "enabled": True,
+        **facts,
+        "tiers": {
+            "device": {
+                "kv": _usage(allocator.size, allocator.available_size(), kv_bytes),
+                "states": _usage(states.size, states.available_size(), state_bytes),
+            },
+            "host": {
+                "kv": _usage(host_kv.size, host_kv.available_size(), kv_bytes),
+                "states": _usage(host_states.size, host_states.available_size(), state_bytes),
+            },
+            "ssd": {
+                "checkpoints": {
+                    "used": stats.slabs_used,
+                    "total": stats.slabs_total,
+                    "used_bytes": stats.bytes_used,
+                    "total_bytes": stats.bytes_total,
+                },
+                "entries": stats.entries,
+                "entries_writing": stats.entries_writing,
+                "direct_io": stats.direct_io,
+                "breaker_open": stats.breaker_open,
+            },
+        },
+        "inflight": {
+            "records_free": stats.buffers_free,
+            "records_total": stats.buffers_total,
+            "writes": stats.writes_queued,
+            "reads": stats.reads_in_flight,
+            "fault_ins": len(tree_cache.tier.fault_ins),
+        },
+        "counters": {
+            **tree_cache.tier.counters.as_json(),
+            "ssd_written_bytes_total": stats.bytes_written,
+            "ssd_read_bytes_total": stats.bytes_read,
+            "ssd_reads_total": stats.reads_ok,
+            "ssd_reads_from_inflight_total": stats.reads_shared,
+            "ssd_puts_total": {reason.value: count for reason, count in stats.puts.items()},
+            "ssd_read_misses_total": {reason.value: count for reason, count in stats.misses.items()},
+            "ssd_entries_dropped_total": {reason.value: count for reason, count in stats.drops.items()},
+        },
+        "locks": {
+            "kv_protected_tokens": tree_cache.full_protected_size(),
+            "states_protected": tree_cache.mamba_protected_size(),
+        },
+    }
+
+
+def _usage(total: int, free: int, unit_bytes: float) -> dict[str, int]:
+    used = total - free
+    return {
+        "used": used,
+        "total": total,
+        "used_bytes": round(used * unit_bytes),
+        "total_bytes": round(total * unit_bytes),
+    }
+
+
+def install_routes(app: Any) -> None:
+    """Add HiState's routes to SGLang's HTTP application."""
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    @app.get("/histate/status")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def histate_status() -> dict[str, Any]:
+        from sglang.srt.entrypoints.http_server import _global_state
+
+        states = await _global_state.tokenizer_manager.get_internal_state()
+        ranks = [state.get("histate", {"enabled": False}) for state in states]
+        return {"enabled": all(rank["enabled"] for rank in ranks), "ranks": ranks, **ranks[0]}

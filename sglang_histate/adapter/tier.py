@@ -1,0 +1,120 @@
+"""The SSD tier of one rank as the radix cache sees it: capture plans in, fault-ins out, one `tick` per scheduler step.
+
+`tick` is where everything asynchronous becomes visible: finished captures are published, finished writes and reads are
+committed. The ranks first agree on how much of it has finished everywhere, then all do the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
+from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.output_ends import OutputEnds
+from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.ranks import RankAgreement
+from sglang_histate.adapter.request_state import state_of
+from sglang_histate.store import CheckpointStore, PutResult
+
+logger = logging.getLogger(__name__)
+
+
+class SsdTier:
+    """Owns the store and everything on its way to or from it. Scheduler thread only."""
+
+    def __init__(
+        self,
+        *,
+        store: CheckpointStore,
+        planner: CapturePlanner,
+        fault_ins: FaultIns,
+        output_ends: OutputEnds,
+        agreement: RankAgreement,
+        counters: Counters,
+        page_size: int,
+    ) -> None:
+        self.store = store
+        self.fault_ins = fault_ins
+        self.output_ends = output_ends
+        self.counters = counters
+        self._planner = planner
+        self._agreement = agreement
+        self._page_size = page_size
+        self._captures: deque[ForwardCapture] = deque()
+
+    def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
+        """Account for what the batch resumes from, and plan what its forward pass captures."""
+        for req in reqs:
+            self._account(req)
+        capture = self._planner.plan_batch(reqs)
+        if capture is not None:
+            self._captures.append(capture)
+            self.counters.forwards += 1
+        return capture
+
+    def tick(self) -> None:
+        """Make visible what has finished on all ranks. Never waits."""
+        if not (self._captures or self.output_ends or self.store.outstanding):
+            return
+        writes, reads = self.store.completed()
+        agreed = self._agreement.minimum([self._captures_done(), self.output_ends.done_count(), writes, reads])
+        captures, ends, writes, reads = agreed
+        for _ in range(captures):
+            for row in self._captures.popleft().rows:
+                self._publish(row)
+                self.counters.captured += 1
+        for end in self.output_ends.pop(ends):
+            self._publish(end)
+        write_ok, read_ok = self.store.outcomes(writes, reads)
+        if not (write_ok or read_ok):
+            return
+        flags = self._agreement.minimum([int(ok) for ok in (*write_ok, *read_ok)])
+        cut = len(write_ok)
+        committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
+        for ticket in committed.reads:
+            self.fault_ins.complete(ticket)
+
+    def reset(self) -> None:
+        """Empty the tier (`/flush_cache`). The server is idle, so no forward pass is under way."""
+        for capture in self._captures:
+            for row in capture.rows:
+                self.counters.drop(Drop.CACHE_RESET)
+                self.store.release_record(row.record)
+        self._captures.clear()
+        self.output_ends.reset()
+        self.fault_ins.reset()
+        self.store.clear()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def _captures_done(self) -> int:
+        count = 0
+        for capture in self._captures:
+            if not capture.done():
+                break
+            count += 1
+        return count
+
+    def _publish(self, item: CaptureRow | Any) -> None:
+        if self.store.put(item.key, item.position, item.record) is PutResult.STORED:
+            self.fault_ins.version += 1
+
+    def _account(self, req: Any) -> None:
+        """Count, once per request, how much of its prefix was resumed through an SSD checkpoint."""
+        state = state_of(req, self._page_size)
+        if state.accounted:
+            return
+        state.accounted = True
+        if req.prefix_len:
+            # Stock counts KV behind a host-side state as host KV even where it never left the device.
+            req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)
+            req.cached_tokens_device = req.prefix_len - req.cached_tokens_host
+        if state.attached is not None and state.attached == req.prefix_len:
+            state.restored_from_ssd = req.prefix_len
+            self.counters.restored_requests += 1
+            self.counters.restored_tokens += req.prefix_len

@@ -1,0 +1,53 @@
+"""Attach a state that was read from the SSD to the radix tree, on the host side, at any page boundary.
+
+The stock load-back then treats it like any state that HiCache kept in host memory.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.unified_cache.components.base import get_and_increase_time_counter
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+
+class Attach(Enum):
+    """What became of an attach. Only ATTACHED keeps the slot."""
+
+    ATTACHED = "attached"
+    PRESENT = "present"  # another request brought a state there meanwhile
+    KV_GONE = "kv_gone"  # some KV before the position is on neither device nor host any more
+
+
+def attach_host_state(cache: Any, key: RadixKey, slot: torch.Tensor) -> Attach:
+    """Give the tree the host state `slot` (one index) at the end of `key`, splitting a node there if needed.
+
+    `key` is page aligned. Locks, KV and the states of other nodes stay as they are.
+    """
+    core = cache.tree_core
+    node, offset = core.root_node, 0
+    while offset < len(key):
+        child = node.children.get(key.child_key_at(offset, core.page_size))
+        if child is None or (child.evicted and not child.backuped):
+            return Attach.KV_GONE
+        matched = child.key.match_at(key, offset, page_size=core.page_size)
+        offset += matched
+        if matched == len(child.key):
+            node = child
+            continue
+        if offset < len(key):
+            return Attach.KV_GONE
+        node, action = core._split_node(child.key, child, matched)
+        if action is not None:
+            cache._apply_cache_actions([action])
+    data = node.component_data[ComponentType.MAMBA]
+    if data.value is not None or data.host_value is not None:
+        return Attach.PRESENT
+    data.host_value = slot.clone()
+    core.host_lru_lists[ComponentType.MAMBA].insert_mru(node)
+    node.last_access_time = get_and_increase_time_counter()
+    core._update_evictable_leaf_sets(node)
+    return Attach.ATTACHED

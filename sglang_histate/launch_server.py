@@ -1,0 +1,105 @@
+"""``python -m sglang_histate.launch_server``: HiState's flags and all of SGLang's own.
+
+Runs before anything heavy is imported: check HiState's flags, build the overlay, choose defaults for this machine,
+then become the server process with the overlay first on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sglang_histate.config import ConfigError, config_from_flags, flag_name, split_flags
+from sglang_histate.store.probe import check_directory
+from sglang_histate.store.reasons import StoreError
+from sglang_histate.upstream import UpstreamError, build_overlay, groups_for, overlay_env
+from sglang_histate.upstream.gpu import gpu_present
+
+EXIT_CODE = 2
+
+# SGLang picks its device and kernels by what is installed; on a machine without a GPU they have to be named.
+_CPU_DEFAULTS = {
+    "--device": "cpu",
+    "--attention-backend": "torch_native",
+    "--sampling-backend": "pytorch",
+    "--grammar-backend": "none",
+    "--hicache-io-backend": "direct",
+    "--hicache-mem-layout": "page_first_direct",
+    "--max-mamba-cache-size": "48",
+    "--max-total-tokens": "65536",
+    "--max-running-requests": "8",
+}
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+# One page per state position, and the strategy that keeps states inside a prompt.
+_HYBRID_DEFAULTS = {"--page-size": "64", "--mamba-radix-cache-strategy": "extra_buffer"}
+_HISTATE_DEFAULTS = {
+    "--radix-cache-backend": "histate",
+    "--enable-hierarchical-cache": None,
+    # The end of an output is found to within one page instead of four.
+    "--mamba-track-interval": "64",
+}
+# Full precision everywhere, so that warm and cold answers can be compared to the last digit.
+_DEMO_DEFAULTS = {"--dtype": "float32", "--served-model-name": "histate-demo"}
+_DEMO_ENVIRONMENT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+_ALIASES = {"--enable-hierarchical-cache": ("--enable-hicache",), "--model-path": ("--model",)}
+
+
+def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the server's command line and environment.
+
+    Raises:
+        ConfigError, StoreError, UpstreamError: one sentence that names the flag and the way out.
+    """
+    given, rest = split_flags(argv)
+    helping = bool({"-h", "--help"} & set(rest))
+    enabled = helping or not given.pop("disable_histate", False)
+    demo = given.pop("demo", False)
+    if enabled and not helping:
+        config = config_from_flags(given)
+        check_directory(Path(config.ssd_dir), config.ssd_size_bytes)
+    gpu = gpu_present()
+    overlay = build_overlay(groups_for(enabled, gpu))
+    env = overlay_env(overlay, environ)
+    defaults: dict[str, str | None] = {}
+    if not gpu:
+        defaults.update(_CPU_DEFAULTS)
+        env.update({name: env.get(name, value) for name, value in _CPU_ENVIRONMENT.items()})
+    if demo:
+        from sglang_histate.demo import ensure_demo_model
+
+        defaults.update({"--model-path": str(ensure_demo_model()), **_DEMO_DEFAULTS})
+        env.update({name: env.get(name, value) for name, value in _DEMO_ENVIRONMENT.items()})
+    if enabled or not gpu:
+        defaults.update(_HYBRID_DEFAULTS)
+    if enabled:
+        defaults.update(_HISTATE_DEFAULTS)
+        rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
+    return with_defaults(rest, defaults), env
+
+
+def with_defaults(argv: list[str], defaults: Mapping[str, str | None]) -> list[str]:
+    """Return `argv` with each default appended whose flag was not given. A default of None is a flag without value."""
+    names = {argument.partition("=")[0] for argument in argv}
+    result = list(argv)
+    for flag, value in defaults.items():
+        if flag in names or names & set(_ALIASES.get(flag, ())):
+            continue
+        result += [flag] if value is None else [flag, value]
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        command, env = prepare(sys.argv[1:] if argv is None else argv, os.environ)
+    except (ConfigError, StoreError, UpstreamError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CODE
+    sys.stdout.flush()
+    # The server replaces this process, so signals and exit codes are its own.
+    os.execve(sys.executable, [sys.executable, "-m", "sglang_histate.adapter.serve", *command], env)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
