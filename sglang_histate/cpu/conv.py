@@ -1,16 +1,17 @@
 """Causal depthwise convolution over a varlen batch, and its one-token step.
 
-The window of a sequence is its last W - 1 raw inputs (before the convolution), kept per slot as [D, W - 1] and
-updated in place. A negative slot index means padding: no window is read or written.
+The window of a sequence is its last W - 1 raw inputs (before the convolution), kept per slot as
+[D, W - 1] and updated in place. A negative slot index means padding: no window is read or written.
 
-Every output element is the same sum, in the same order, of separately rounded products, so the result does not
-depend on how a sequence is cut into calls or batched with others. That holds across calls only if the pool keeps
-the window in the dtype of the activations: for float32 models set SGLANG_MAMBA_CONV_DTYPE=float32.
+Every output element is the same sum, in the same order, of separately rounded products, so the result does
+not depend on how a sequence is cut into calls or batched with others. That holds across calls only if the
+pool keeps the window in the dtype of the activations: float32 models need SGLANG_MAMBA_CONV_DTYPE=float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -40,7 +41,7 @@ def causal_conv1d_fn_cpu(
     bounds = query_start_loc.tolist()
     slots = cache_indices.tolist()
     resumes = has_initial_state.tolist()
-    for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (begin, end) in enumerate(pairwise(bounds)):
         if begin == end:
             continue
         history = tokens.new_zeros(width - 1, tokens.shape[1])
@@ -105,5 +106,5 @@ def _activate(total: torch.Tensor, bias: torch.Tensor | None, activation: str | 
     if activation in ("silu", "swish"):
         total /= torch.neg(total).exp_().add_(1.0)
     elif activation is not None:
-        raise NotImplementedError(f"causal convolution with activation {activation!r} is not available on CPU")
+        raise NotImplementedError(f"a convolution with activation {activation!r} is not available on CPU")
     return total

@@ -12,6 +12,8 @@ padding: that sequence starts from zero and writes nothing.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from sglang_histate.cpu.gdn_math import (
@@ -24,7 +26,7 @@ from sglang_histate.cpu.gdn_math import (
 )
 
 # Chunks whose factors are built together: enough to hide the per-op cost, few enough to stay in the cache.
-GROUP = 16
+GROUP = 8
 
 
 def fused_gdn_gating_cpu(
@@ -57,12 +59,12 @@ def chunk_gated_delta_rule_cpu(
     are ordered by sequence, then by chunk.
     """
     if head_first:
-        raise NotImplementedError("the CPU gated delta rule takes [1, T, H, K] tensors only (head_first=False)")
+        raise NotImplementedError("the CPU gated delta rule takes [1, T, H, K] only (head_first=False)")
     bounds = cu_seqlens.tolist()
     num_seqs = len(bounds) - 1
     slots = list(range(num_seqs)) if initial_state_indices is None else initial_state_indices.tolist()
     heads, value_dim, key_dim = initial_state.shape[-3:]
-    num_chunks = [-(-(end - begin) // CHUNK) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    num_chunks = [-(-(end - begin) // CHUNK) for begin, end in pairwise(bounds)]
 
     o = torch.zeros_like(v, memory_format=torch.contiguous_format)
     h = initial_state.new_empty((sum(num_chunks), heads, value_dim, key_dim), dtype=torch.float32)
@@ -136,7 +138,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
 
 
 def _chunked(x: torch.Tensor, count: int, heads: int) -> torch.Tensor:
-    """[tokens, H or HV, ...] -> fp32 [count, HV, 64, ...], zero padded, key heads repeated over their group."""
+    """[tokens, H or HV, ...] -> fp32 [count, HV, 64, ...], zero padded, key heads repeated per group."""
     own_heads = x.shape[1]
     chunked = x.new_zeros((count, heads, CHUNK, *x.shape[2:]), dtype=torch.float32)
     by_token = chunked.view(count, own_heads, heads // own_heads, CHUNK, *x.shape[2:])

@@ -8,7 +8,7 @@ A chunk of 64 tokens is solved at once in WY form: the pseudo-values u = T (beta
 come from one unit lower triangular solve, then the state needs two matrix products per chunk.
 
 Every result depends on its own chunk and the state before it only, bit for bit: it does not matter how many
-chunks or sequences share the call. Three rules give that, keep them when you change something here:
+chunks or sequences share the call. Three rules give that; keep them when you change something here:
 
 * every matrix product has the shape of ONE chunk ([HV, 64, .]), because a BLAS may pick another kernel, with
   another order of additions, for another batch size; triangular solves go matrix by matrix inside torch;
@@ -84,9 +84,7 @@ def chunk_factors(
     )
 
 
-def run_chunks(
-    f: ChunkFactors, start: torch.Tensor, before: torch.Tensor, out: torch.Tensor
-) -> torch.Tensor:
+def run_chunks(f: ChunkFactors, start: torch.Tensor, before: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Carry one sequence's state over its NC chunks and return the last state [HV, V, K].
 
     `start` [HV, V, K] is the state before the first chunk. Written: `before` [NC, HV, V, K], the state before

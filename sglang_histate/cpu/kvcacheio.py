@@ -1,7 +1,7 @@
 """Copies between the engine's pools and HiCache's host pools, as torch indexing.
 
-The three functions that `--hicache-io-backend direct` uses, with upstream's names. On a CPU engine both sides are
-host memory, so `device` below means the engine's pool. Layouts:
+The three functions that `--hicache-io-backend direct` uses, with upstream's names. On a CPU engine both sides
+are host memory, so `device` below means the engine's pool. Layouts:
 
 * layer first (`lf`): one tensor per layer, [tokens, ...];
 * page first (`pf`): one tensor for all layers, [pages, layers, page_size, ...].
@@ -54,7 +54,7 @@ def transfer_kv_all_layer_direct_lf_pf(
 ) -> None:
     """Save all layers: device (layer first) -> host (page first).
 
-    `src_ptrs` lists the L layers of the first host tensor, then the L layers of the second (keys, then values).
+    `src_ptrs` lists the L layers of the first host tensor, then those of the second (keys, then values).
     """
     pages, offsets = _page_address(dst_indices, page_size)
     rows = src_indices.long()

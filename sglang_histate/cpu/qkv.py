@@ -26,7 +26,7 @@ def fused_qkvzba_split_reshape_cat_contiguous_cpu(
 def fused_qkvzba_split_reshape_cat_cpu(
     mixed_qkvz: torch.Tensor, mixed_ba: torch.Tensor, nk: int, nv: int, dk: int, dv: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Qwen3-Next layout: for each key head its q | k | v | z, and b | a, with nv / nk value heads in the group.
+    """Qwen3-Next layout: for each key head its q | k | v | z, and b | a; nv / nk value heads per key head.
 
     Results as in the Qwen3.5 form.
     """
@@ -39,7 +39,12 @@ def fused_qkvzba_split_reshape_cat_cpu(
 
 
 def fused_qk_gemma_rmsnorm_cpu(
-    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float, head_dim: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    head_dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm per head with weight (1 + w). q [T, heads * head_dim] -> [T * heads, head_dim]; k likewise."""
     return _gemma_norm(q, q_weight, eps, head_dim), _gemma_norm(k, k_weight, eps, head_dim)

@@ -1,7 +1,7 @@
 """Copy the recurrent state of tracked requests to their track slots while decoding.
 
-The torch form of SGLang's Triton kernels of the same names: for each batch row whose mask is set, conv and SSM
-state go from the row's active slot to its track slot.
+The torch form of SGLang's Triton kernels of the same names: for each batch row whose mask is set, conv and
+SSM state go from the row's active slot to its track slot.
 """
 
 from __future__ import annotations

@@ -6,9 +6,14 @@ import torch
 
 
 def gated_delta_rule(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """q, k [T, H, K], v [T, HV, V], g, beta [T, HV], state [HV, V, K] -> o, last state, states before chunks."""
+    """q, k [T, H, K], v [T, HV, V], g, beta [T, HV], state [HV, V, K] -> o, last, states before chunks."""
     q, k, v, g, beta, state = (x.double() for x in (q, k, v, g, beta, state))
     group = v.shape[1] // k.shape[1]
     q, k = (

@@ -24,7 +24,7 @@ def token_rows(pages: list[int], page_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("page_size,item", [(64, (2, 8)), (1, (6, 3))])
 def test_page_first_round_trip(page_size, item):
-    """Save scattered device pages to other host pages, load them elsewhere: same bytes, nothing else touched."""
+    """Save scattered device pages, load them elsewhere: same bytes, and nothing else is touched."""
     torch.manual_seed(0)
     k = [torch.randn(PAGES * page_size, *item) for _ in range(LAYERS)]
     v = [torch.randn(PAGES * page_size, *item) for _ in range(LAYERS)]
@@ -57,10 +57,14 @@ def test_state_pool_with_one_more_host_dimension():
     """Mamba host pools keep a page dimension of one: [slots, layers, 1, ...]."""
     device = torch.randn(LAYERS, 4, 6, 3)
     host = torch.zeros(5, LAYERS, 1, 6, 3)
-    transfer_kv_all_layer_direct_lf_pf(list(device), [host], torch.tensor([3, 1]), torch.tensor([0, 4]), page_size=1)
+    transfer_kv_all_layer_direct_lf_pf(
+        list(device), [host], torch.tensor([3, 1]), torch.tensor([0, 4]), page_size=1
+    )
     assert torch.equal(host[[0, 4]].squeeze(2), device[:, [3, 1]].transpose(0, 1))
     back = torch.zeros(4, 6, 3)
-    transfer_kv_per_layer_direct_pf_lf([host], [back], torch.tensor([4]), torch.tensor([2]), layer_id=1, page_size=1)
+    transfer_kv_per_layer_direct_pf_lf(
+        [host], [back], torch.tensor([4]), torch.tensor([2]), layer_id=1, page_size=1
+    )
     assert torch.equal(back[2], device[1, 1])
 
 

@@ -91,7 +91,14 @@ def test_gated_rms_norm(activation, act, before, group):
     if before:
         want = want * act(z.double())
     out = layernorm_fn_cpu(
-        x, weight, None, z=z, group_size=group, norm_before_gate=before, is_rms_norm=True, activation=activation
+        x,
+        weight,
+        None,
+        z=z,
+        group_size=group,
+        norm_before_gate=before,
+        is_rms_norm=True,
+        activation=activation,
     )
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
 

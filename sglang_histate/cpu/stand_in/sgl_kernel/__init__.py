@@ -1,14 +1,14 @@
 """Stand-in for the compiled `sgl_kernel` package on a machine without CUDA.
 
-The wheel of the real package needs libcuda, so on a CPU-only machine `import sgl_kernel` fails. The overlay puts
-this package in front of it. It holds:
+The wheel of the real package needs libcuda, so on a CPU-only machine `import sgl_kernel` fails. The overlay
+puts this package in front of it. It holds:
 
 * the ops that Qwen3.5 and Qwen3-Next dense models reach on CPU, as plain functions of `sglang_histate.cpu`;
 * the names that sglang modules import when they are loaded. Those raise NotImplementedError when called.
 
 `torch.ops.sgl_kernel.convert_weight_packed` must stay undefined: its presence is how SGLang decides that the
-AMX kernels exist (`cpu_has_amx_support`). The ops are attributes of the op namespace, not registered ops: they need
-no dispatch, no autograd and no tracing.
+AMX kernels exist (`cpu_has_amx_support`). The ops are attributes of the op namespace, not registered ops:
+they need no dispatch, no autograd and no tracing.
 """
 
 from __future__ import annotations

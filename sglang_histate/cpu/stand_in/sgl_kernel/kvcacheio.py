@@ -1,4 +1,4 @@
-"""`sgl_kernel.kvcacheio` for CPU: the `direct` copies. The `kernel` ones take raw device pointers and are absent."""
+"""`sgl_kernel.kvcacheio` for CPU: the `direct` copies. The `kernel` ones take raw pointers and are absent."""
 
 from sgl_kernel._absent import absent
 from sglang_histate.cpu.kvcacheio import (
