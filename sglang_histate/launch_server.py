@@ -20,7 +20,7 @@ from sglang_histate.upstream.gpu import gpu_present
 EXIT_CODE = 2
 
 # SGLang picks its device and kernels by what is installed; on a machine without a GPU they have to be named.
-_CPU_DEFAULTS = {
+_CPU_DEFAULTS: dict[str, str | None] = {
     "--device": "cpu",
     "--attention-backend": "torch_native",
     "--sampling-backend": "pytorch",
@@ -30,15 +30,20 @@ _CPU_DEFAULTS = {
     "--max-mamba-cache-size": "48",
     "--max-total-tokens": "65536",
     "--max-running-requests": "8",
+    # An idle scheduler polls without pause otherwise, which costs a small machine one of its cores.
+    "--sleep-on-idle": None,
 }
-_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+# No file of that name: without it SGLang looks for NCCL even where there is no GPU, and the ranks talk over gloo anyway.
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so"}
 # One page per state position, and the strategy that keeps states inside a prompt.
 _HYBRID_DEFAULTS = {"--page-size": "64", "--mamba-radix-cache-strategy": "extra_buffer"}
-_HISTATE_DEFAULTS = {
+_HISTATE_DEFAULTS: dict[str, str | None] = {
     "--radix-cache-backend": "histate",
     "--enable-hierarchical-cache": None,
     # The end of an output is found to within one page instead of four.
     "--mamba-track-interval": "64",
+    # Clients should see in `usage` what the cache did.
+    "--enable-cache-report": None,
 }
 # Full precision everywhere, so that warm and cold answers can be compared to the last digit.
 _DEMO_DEFAULTS = {"--dtype": "float32", "--served-model-name": "histate-demo"}
@@ -66,6 +71,9 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
     if not gpu:
         defaults.update(_CPU_DEFAULTS)
         env.update({name: env.get(name, value) for name, value in _CPU_ENVIRONMENT.items()})
+        ranks = _rank_count(rest)
+        if ranks > 1:
+            env.setdefault("SGLANG_CPU_OMP_THREADS_BIND", _bind_threads(ranks, sorted(os.sched_getaffinity(0))))
     if demo:
         from sglang_histate.demo import ensure_demo_model
 
@@ -77,6 +85,28 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         defaults.update(_HISTATE_DEFAULTS)
         rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
     return with_defaults(rest, defaults), env
+
+
+def _rank_count(argv: list[str]) -> int:
+    """Return tensor-parallel times data-parallel ranks as far as the command line tells; SGLang checks the values."""
+    count = 1
+    for names in (("--tp-size", "--tensor-parallel-size", "--tp"), ("--dp-size", "--data-parallel-size", "--dp")):
+        for index, argument in enumerate(argv):
+            name, equals, value = argument.partition("=")
+            if name in names:
+                value = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
+                count *= int(value) if value.isdigit() and int(value) > 0 else 1
+    return count
+
+
+def _bind_threads(ranks: int, cores: list[int]) -> str:
+    """Return SGLang's binding string: each rank its own cores, or shared ones where there are fewer cores than ranks.
+
+    SGLang itself gives each rank a NUMA node and stops where there are more ranks than nodes.
+    """
+    share = max(1, len(cores) // ranks)
+    starts = [(rank * share) % len(cores) for rank in range(ranks)]
+    return "|".join(",".join(str(core) for core in cores[start : start + share]) for start in starts)
 
 
 def with_defaults(argv: list[str], defaults: Mapping[str, str | None]) -> list[str]:

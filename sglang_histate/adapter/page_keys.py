@@ -1,15 +1,23 @@
-"""Keys of checkpoints: SGLang's own page-hash chain, cut at a page boundary.
+"""Keys of checkpoints: SGLang's page-hash chain, cut at a page boundary.
 
 The chain starts from the request's namespace (``extra_key``, ``cache_salt``), so tenants that may not share KV
-cannot share checkpoints either. No second hash is invented: a key here equals the hash of the tree's page.
+cannot share checkpoints either. It is the scheme of ``sglang.srt.mem_cache.utils.get_storage_hash_str``, computed
+with hashlib: SGLang's own function compiles a C++ extension on first use, which costs the first request many seconds
+and fails where no compiler or no OpenSSL headers are installed.
 """
 
 from __future__ import annotations
 
 from array import array
+from hashlib import sha256
 
+import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
+from sglang.srt.mem_cache.utils import storage_namespace_seed
+
+# Token ids are hashed as unsigned 32-bit little-endian integers. A page with a larger id (multimodal placeholders are
+# content hashes) is hashed as 64-bit integers behind a tag, so that no two pages share their bytes.
+_NARROW, _WIDE, _WIDE_TAG = np.dtype("<u4"), np.dtype("<u8"), b"\xff"
 
 
 class PageKeys:
@@ -22,21 +30,28 @@ class PageKeys:
         self.page_size = page_size
         self.extra_key = extra_key
         self.cache_salt = cache_salt or None
-        self._seed = storage_namespace_seed(extra_key, self.cache_salt)
+        seed = storage_namespace_seed(extra_key, self.cache_salt)
+        self._seed = b"" if seed is None else bytes.fromhex(seed)
         self._hashes: list[bytes] = []
 
     def at(self, tokens: array, position: int) -> bytes:
         """Return the 32-byte key of ``tokens[:position]``. `position` is a positive multiple of the page size."""
         assert position > 0 and position % self.page_size == 0 and position <= len(tokens)
-        known = len(self._hashes)
-        wanted = position // self.page_size
+        known, wanted = len(self._hashes), position // self.page_size
         if wanted > known:
-            prior = self._hashes[-1].hex() if known else self._seed
-            fresh = get_hash_str(tokens[known * self.page_size : position], prior, page_size=self.page_size)
-            self._hashes.extend(bytes.fromhex(digest) for digest in fresh)
-            assert len(self._hashes) == wanted
+            self._extend(tokens[known * self.page_size : position])
         return self._hashes[wanted - 1]
 
     def radix_key(self, tokens: array, position: int) -> RadixKey:
         """Return the tree key of ``tokens[:position]``. The tokens stay an `array`: the tree asserts it."""
         return RadixKey(tokens[:position], self.extra_key, cache_salt=self.cache_salt)
+
+    def _extend(self, tokens: array) -> None:
+        pages = np.asarray(tokens, dtype=np.int64).astype(_WIDE).reshape(-1, self.page_size)
+        wide = (pages > np.iinfo(_NARROW).max).any(axis=1)
+        narrow = pages.astype(_NARROW)
+        prior = self._hashes[-1] if self._hashes else self._seed
+        for index in range(len(pages)):
+            content = _WIDE_TAG + pages[index].tobytes() if wide[index] else narrow[index].tobytes()
+            prior = sha256(prior + content).digest()
+            self._hashes.append(prior)

@@ -1,0 +1,1 @@
+"""Measurements against real servers. Nothing here is part of the installed package."""
