@@ -6,7 +6,6 @@ import logging
 import os
 from math import lcm
 from pathlib import Path
-from typing import Any
 
 import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache

@@ -86,7 +86,9 @@ class ForwardCapture:
                 chunk_rows.append(chunk_starts[row.batch_row] + row.offset // STEP_TOKENS)
             chunk_targets.append(target)
         self._sources = _Sources(
-            conv_rows=torch.tensor([list(rows) for rows in conv_rows], dtype=torch.int64).to(device, non_blocking=True),
+            conv_rows=torch.tensor([list(rows) for rows in conv_rows], dtype=torch.int64).to(
+                device, non_blocking=True
+            ),
             chunk_rows=torch.tensor(chunk_rows, dtype=torch.int64).to(device, non_blocking=True),
             chunk_targets=chunk_targets,
             end_rows=torch.tensor(end_rows, dtype=torch.int64).to(device, non_blocking=True),
@@ -121,8 +123,12 @@ class ForwardCapture:
                 raise RuntimeError(
                     f"layer {layer_id}: the linear-attention kernel returned no intermediate states to capture"
                 )
-            states = h.view(-1, *self._layout.temporal_shape)[sources.chunk_rows].to(self._layout.temporal_dtype)
-            self._egress.copy(states, [self._views[target][index].temporal for target in sources.chunk_targets])
+            states = h.view(-1, *self._layout.temporal_shape)[sources.chunk_rows].to(
+                self._layout.temporal_dtype
+            )
+            self._egress.copy(
+                states, [self._views[target][index].temporal for target in sources.chunk_targets]
+            )
         if sources.end_targets:
             states = pool[slots[sources.end_rows].to(torch.int64)]
             self._egress.copy(states, [self._views[target][index].temporal for target in sources.end_targets])
@@ -142,6 +148,10 @@ class ForwardCapture:
         )
         self._event = self._egress.record()
         self.finished = True
+
+    def drain(self) -> None:
+        """Wait for the copies of a capture that will not be published."""
+        self._egress.drain()
 
     def done(self) -> bool:
         """Return True once the bytes are in the records."""

@@ -105,6 +105,12 @@ def check_resolved(view: Any, model_config: Any, config: HiStateConfig) -> None:
             raise Refusal(
                 f"--{name.replace('_', '-')} {backend} hands out no states inside a prompt: use triton, {_OFF}"
             )
+    graphs = getattr(view, "cuda_graph_config", None)
+    if graphs is not None and str(graphs.prefill.backend) == "full":
+        raise Refusal(
+            "--cuda-graph-backend-prefill full runs the layers without the calls that hand out states: use breakable or "
+            f"disabled, {_OFF}"
+        )
     try:
         if not config.intervals_are_default:
             check_grid(config.interval.supported, view.page_size)
@@ -137,15 +143,23 @@ def check_runtime(ctx: Any, cache: Any) -> None:
     on_cpu = not str(ctx.params.req_to_token_pool.device).startswith("cuda")
     check_active_overlay(("cpu", "histate") if on_cpu else ("histate",), str(sglang.__file__))
     if not isinstance(cache.tree_core, UnifiedTreeCore):
-        raise Refusal(f"the tree core {type(cache.tree_core).__name__} is active, HiState extends the Python one: "
-                      f"unset {_TREE_CORE_VARIABLE}, {_OFF}")
+        raise Refusal(
+            f"the tree core {type(cache.tree_core).__name__} is active, HiState extends the Python one: "
+            f"unset {_TREE_CORE_VARIABLE}, {_OFF}"
+        )
     if "histate_capture" not in ForwardBatch.__dataclass_fields__:
         raise Refusal("the capture patch is not active: start with python -m sglang_histate.launch_server")
     if cache.cache_controller is None:
-        raise Refusal("the host tier is off: drop the flag that switches off --enable-hierarchical-cache, " + _OFF)
+        raise Refusal(
+            "the host tier is off: drop the flag that switches off --enable-hierarchical-cache, " + _OFF
+        )
     pool = ctx.params.req_to_token_pool.mamba_pool
     if len(pool.mamba_cache.conv) != 1:
-        raise Refusal(f"the model keeps {len(pool.mamba_cache.conv)} convolution states per layer, HiState stores one")
+        raise Refusal(
+            f"the model keeps {len(pool.mamba_cache.conv)} convolution states per layer, HiState stores one"
+        )
     (info,) = pool.get_device_pool_infos()
     if info.buffer_info.extra_checkpoint_buffers:
-        raise Refusal("the model keeps side states per slot that HiState does not store: " + _OFF.removeprefix("or "))
+        raise Refusal(
+            "the model keeps side states per slot that HiState does not store: " + _OFF.removeprefix("or ")
+        )

@@ -36,6 +36,11 @@ class LayerEgress:
                 target.copy_(row, non_blocking=True)
         source.record_stream(self._stream)
 
+    def drain(self) -> None:
+        """Wait until all copies so far have arrived. For `/flush_cache` only, when the server is idle."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def record(self) -> Any:
         """Return a mark behind all copies so far; None where copies are immediate."""
         if self._stream is None:

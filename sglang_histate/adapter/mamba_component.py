@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
-from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
+from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sglang_histate.adapter.request_state import state_of
 

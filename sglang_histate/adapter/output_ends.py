@@ -104,6 +104,7 @@ class OutputEnds:
 
     def reset(self) -> None:
         """The tree is being emptied: its locks are gone, the records go back."""
+        self._egress.drain()
         for end in self._pending:
             self._counters.drop(Drop.CACHE_RESET)
             self._store.release_record(end.record)

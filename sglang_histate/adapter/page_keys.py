@@ -48,7 +48,7 @@ class PageKeys:
 
     def _extend(self, tokens: array) -> None:
         pages = np.asarray(tokens, dtype=np.int64).astype(_WIDE).reshape(-1, self.page_size)
-        wide = (pages > np.iinfo(_NARROW).max).any(axis=1)
+        wide = np.any(pages > np.iinfo(_NARROW).max, axis=1).tolist()
         narrow = pages.astype(_NARROW)
         prior = self._hashes[-1] if self._hashes else self._seed
         for index in range(len(pages)):

@@ -101,7 +101,9 @@ class CapturePlanner:
                 positions.add(extra)
         state.plan = tuple(sorted(positions))
 
-    def _fit(self, wanted: list[tuple[int, Any, RequestState, int]]) -> list[tuple[int, Any, RequestState, int]]:
+    def _fit(
+        self, wanted: list[tuple[int, Any, RequestState, int]]
+    ) -> list[tuple[int, Any, RequestState, int]]:
         """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""
         # Reads take their buffers from the same pool: leave them some.
         pool = self._store.records

@@ -18,7 +18,9 @@ class RequestState:
     restorable: int = 0  # deepest state at or before it that is on device or host
     branch: int | None = None  # last grid position of the KV match, if it lies beyond every state
     # Set by the fault-in.
-    looked_at_version: int = -1  # the store's version at the last lookup; equal means nothing new can be found
+    looked_at_version: int = (
+        -1
+    )  # the store's version at the last lookup; equal means nothing new can be found
     fault_ins: int = 0
     attached: int | None = None  # where a checkpoint from the SSD was attached for this request
     # Set at admission.

@@ -13,7 +13,6 @@ from typing import Any
 
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop
-from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
@@ -62,9 +61,13 @@ class SsdTier:
         if not (self._captures or self.output_ends or self.store.outstanding):
             return
         if len(self.fault_ins):
-            time.sleep(0)  # a scheduler that spins while a request waits would keep the reader threads from the GIL
+            time.sleep(
+                0
+            )  # a scheduler that spins while a request waits would keep the reader threads from the GIL
         writes, reads = self.store.completed()
-        agreed = self._agreement.minimum([self._captures_done(), self.output_ends.done_count(), writes, reads])
+        agreed = self._agreement.minimum(
+            [self._captures_done(), self.output_ends.done_count(), writes, reads]
+        )
         captures, ends, writes, reads = agreed
         for _ in range(captures):
             for row in self._captures.popleft().rows:
@@ -84,6 +87,7 @@ class SsdTier:
     def reset(self) -> None:
         """Empty the tier (`/flush_cache`). The server is idle, so no forward pass is under way."""
         for capture in self._captures:
+            capture.drain()
             for row in capture.rows:
                 self.counters.drop(Drop.CACHE_RESET)
                 self.store.release_record(row.record)

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.unified_cache.components.base import get_and_increase_time_counter
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.components.base import get_and_increase_time_counter
 
 
 class Attach(Enum):

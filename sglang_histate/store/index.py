@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from .records import Record
 
 
-class EntryState(str, Enum):
+class EntryState(StrEnum):
     WRITING = "writing"  # served from `record`
     LIVE = "live"  # served from the slab
     GONE = "gone"  # not in the index any more

@@ -5,14 +5,14 @@ Owns the words, not the counters (`stats.py`) and not the decisions (`store.py`)
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
 class StoreError(Exception):
     """The store cannot be opened. The text is one sentence: the flag, its value, the fault, the way out."""
 
 
-class PutResult(str, Enum):
+class PutResult(StrEnum):
     """What became of a record that was handed to `CheckpointStore.put`. Only STORED keeps the record."""
 
     STORED = "stored"
@@ -22,7 +22,7 @@ class PutResult(str, Enum):
     CLOSED = "closed"
 
 
-class MissReason(str, Enum):
+class MissReason(StrEnum):
     """Why a read gave nothing. Those from IO_ERROR on are found while reading and can differ by rank."""
 
     ABSENT = "absent"  # no such key
@@ -41,7 +41,7 @@ class MissReason(str, Enum):
     INTERNAL = "internal"  # a defect in the store; the traceback is in the log
 
 
-class DropReason(str, Enum):
+class DropReason(StrEnum):
     """Why an entry left the index. Which of the write reasons is reported may differ between ranks."""
 
     EVICTED = "evicted"  # its slab was needed for a newer record

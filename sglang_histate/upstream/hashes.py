@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import tomllib
 
 from sglang_histate.upstream import diff
 from sglang_histate.upstream.errors import UpstreamError
