@@ -73,7 +73,9 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         env.update({name: env.get(name, value) for name, value in _CPU_ENVIRONMENT.items()})
         ranks = _rank_count(rest)
         if ranks > 1:
-            env.setdefault("SGLANG_CPU_OMP_THREADS_BIND", _bind_threads(ranks, sorted(os.sched_getaffinity(0))))
+            env.setdefault(
+                "SGLANG_CPU_OMP_THREADS_BIND", _bind_threads(ranks, sorted(os.sched_getaffinity(0)))
+            )
     if demo:
         from sglang_histate.demo import ensure_demo_model
 
@@ -90,7 +92,10 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
 def _rank_count(argv: list[str]) -> int:
     """Return tensor-parallel times data-parallel ranks as far as the command line tells; SGLang checks the values."""
     count = 1
-    for names in (("--tp-size", "--tensor-parallel-size", "--tp"), ("--dp-size", "--data-parallel-size", "--dp")):
+    for names in (
+        ("--tp-size", "--tensor-parallel-size", "--tp"),
+        ("--dp-size", "--data-parallel-size", "--dp"),
+    ):
         for index, argument in enumerate(argv):
             name, equals, value = argument.partition("=")
             if name in names:
