@@ -57,6 +57,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert (result is PutResult.ALREADY_STORED) == was_there
         if result is PutResult.STORED:
             self.content[number] = self.next_fill
+        # Faults and rot must meet the same operation in every run; races are the stress test's subject.
+        wait_finished(self.store)
 
     @rule(number=numbers)
     def begin_read(self, number: int) -> None:
@@ -68,6 +70,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return
         assert ticket.shared == (entry.state is EntryState.WRITING)
         self.reading[ticket] = self.content[number]
+        wait_finished(self.store)
 
     @precondition(lambda self: self.reading)
     @rule(data=st.data())
