@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_ops import causal_conv
 
 from sglang_histate.cpu.conv import causal_conv1d_fn_cpu, causal_conv1d_update_cpu
+
+from .naive_ops import causal_conv
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 3, 4, 63, 64, 65, 130]), min_size=1, max_size=4)
 

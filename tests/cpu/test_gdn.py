@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_ops import gated_delta_rule, gates
 
 from sglang_histate.cpu.gdn import (
     chunk_gated_delta_rule_cpu,
     fused_gdn_gating_cpu,
     fused_sigmoid_gating_delta_rule_update_cpu,
 )
+
+from .naive_ops import gated_delta_rule, gates
 
 LENGTHS = st.sampled_from([0, 1, 2, 5, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300])
 HEADS = st.sampled_from([(1, 1), (1, 2), (2, 4), (2, 2), (1, 3), (4, 4)])
