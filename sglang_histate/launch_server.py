@@ -47,7 +47,8 @@ _HISTATE_DEFAULTS: dict[str, str | None] = {
 }
 # Full precision everywhere, so that warm and cold answers can be compared to the last digit.
 _DEMO_DEFAULTS = {"--dtype": "float32", "--served-model-name": "histate-demo"}
-_DEMO_ENVIRONMENT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+# A model this small gains nothing from a second thread and loses much to it on a busy machine.
+_DEMO_ENVIRONMENT = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "OMP_NUM_THREADS": "1"}
 _ALIASES = {"--enable-hierarchical-cache": ("--enable-hicache",), "--model-path": ("--model",)}
 
 
