@@ -1,0 +1,53 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _first_value(Path("/proc/cpuinfo"), "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _first_value(Path("/proc/meminfo"), "MemTotal"),
+        "gpu": _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"),
+        "python": platform.python_version(),
+        "sglang": metadata.version("sglang"),
+        "torch": metadata.version("torch"),
+        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+    }
+
+
+def load() -> float:
+    """Return the mean number of runnable processes over the last minute: far above the cores means noisy times."""
+    return round(os.getloadavg()[0], 1)
+
+
+def text(facts: dict[str, Any]) -> str:
+    device = facts["gpu"] or "no GPU"
+    return (
+        f"{facts['cpu'] or 'unknown CPU'}, {facts['cores']} cores, {facts['memory']}, {device}, {facts['system']}, "
+        f"sglang {facts['sglang']}, torch {facts['torch']}"
+    )
+
+
+def _first_value(file: Path, name: str) -> str | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
