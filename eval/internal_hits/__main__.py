@@ -8,12 +8,13 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eval.internal_hits import machine
 from eval.internal_hits.budgets import difference
-from eval.internal_hits.cases import CASES
+from eval.internal_hits.cases import CASES, Case
 from eval.internal_hits.checks import Check, check_all, failed
 from eval.internal_hits.client import AskFailed
 from eval.internal_hits.options import CHUNK, Options, parse
@@ -61,17 +62,21 @@ def run(options: Options, results: Results) -> None:
     setup = Setup(options.model, CHUNK, options.budgets, options.work_dir, extra=options.server_args)
     for default_chunk in (False, True):
         cases = [case for case in CASES if case.key in options.cases and case.default_chunk == default_chunk]
-        for name in options.plain_systems if cases else ():
-            this = Setup(**{**setup.__dict__, "chunk": None if default_chunk else CHUNK})
-            with started(name, this, say) as running:
-                setup = known_bytes(setup, running)
-                note(running, results)
+        this = replace(setup, chunk=None if default_chunk else CHUNK)
+        for names in options.turns() if cases else ():
+            with ExitStack() as stack:
+                systems = []
+                for name in names:
+                    running = stack.enter_context(started(name, this, say))
+                    note(running, results)
+                    systems.append(running)
+                    this, setup = known_bytes(this, running), known_bytes(setup, running)
                 for case in cases:
-                    before = running.counters().get("intervals_chosen_total", {})
-                    results.records += run_case(running, case, options.scale, options.seed, say)
-                    if case.key == "d" and name == HISTATE:
-                        results.intervals = _new_counts(before, running.counters()["intervals_chosen_total"])
-                results.counters[f"{name}, chunk size {this.chunk or 'default'}"] = running.counters()
+                    run_one(systems, case, options, results)
+                for running in systems:
+                    results.counters[f"{running.name}, chunk size {this.chunk or 'default'}"] = (
+                        running.counters()
+                    )
     results.differences += mismatches(results.records, _REFERENCE_ORDER)
     if options.compared:
         with started(HISTATE, setup, say) as histate:
@@ -84,6 +89,15 @@ def run(options: Options, results: Results) -> None:
                 results.records += records
                 results.ratios += ratios
                 results.differences += mismatches(records, _REFERENCE_ORDER)
+
+
+def run_one(systems: list[Running], case: Case, options: Options, results: Results) -> None:
+    """Run one case; for the random rewrites also find out which intervals HiState chose."""
+    ours = next((running for running in systems if running.name == HISTATE), None)
+    before = ours.counters()["intervals_chosen_total"] if ours else {}
+    results.records += run_case(systems, case, options.scale, options.seed, say)
+    if ours and case.key == "d":
+        results.intervals = _new_counts(before, ours.counters()["intervals_chosen_total"])
 
 
 def note(running: Running, results: Results) -> None:

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""What the figures were measured on, and how much CPU time a server used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+_TICKS_PER_S = 100.0  # USER_HZ of every Linux
 
 
 def describe() -> dict[str, Any]:
@@ -35,6 +37,20 @@ def text(facts: dict[str, Any]) -> str:
         f"{facts['cpu'] or 'unknown CPU'}, {facts['cores']} cores, {facts['memory']}, {device}, {facts['system']}, "
         f"sglang {facts['sglang']}, torch {facts['torch']}"
     )
+
+
+def cpu_seconds(group: int, proc: Path = Path("/proc")) -> float | None:
+    """Return the CPU time used so far by the live processes of a process group; None where /proc has none."""
+    total, found = 0.0, False
+    for stat in proc.glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # ended while we looked
+            continue
+        if int(fields[2]) == group:
+            total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            found = True
+    return total if found else None
 
 
 def _first_value(file: Path, name: str) -> str | None:

@@ -31,11 +31,16 @@ class Options:
     work_dir: Path
     json_path: Path
     server_args: tuple[str, ...]
+    together: bool = False
 
     @property
     def plain_systems(self) -> tuple[str, ...]:
         """Systems that the cases other than zero reuse are sent to, HiState first: its bytes size HiCache's."""
         return tuple(name for name in (HISTATE, HICACHE, NO_CACHE) if name in self.systems)
+
+    def turns(self) -> tuple[tuple[str, ...], ...]:
+        """Return which systems are up at once, group after group."""
+        return (self.plain_systems,) if self.together else tuple((name,) for name in self.plain_systems)
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -55,6 +60,7 @@ class Options:
             f"and {budgets.device_states} states on the device, host pools {budgets.host_ratio:g} times the device's "
             f"plus {format_size(budgets.inflight_bytes)}, {format_size(budgets.disk_bytes)} of disk.",
             *(f"  {name}: {DESCRIPTIONS[name]}" for name in self.systems),
+            f"Systems are up {'at once and asked in turn' if self.together else 'one after the other'}.",
         ]
         for case in CASES:
             if case.key in self.cases:
@@ -112,6 +118,12 @@ def parse(argv: list[str] | None = None) -> Options:
     parser.add_argument("--points", type=_count, help="rewrite points of case d (10)")
     parser.add_argument("--pairs", type=_count, help="zero-reuse pairs of each length (20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all prompts and points (%(default)s)")
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="have the systems up at once and ask them in turn, instead of one after the other: needs their memory "
+        "together (2.5 GB each for the demo model), but times stay comparable on a busy machine",
+    )
     parser.add_argument("--model", metavar="PATH", help="a hybrid model instead of the demo model")
     parser.add_argument(
         "--device-kv-tokens", type=_count, default=32768, metavar="N", help="device KV pool (%(default)s)"
@@ -166,6 +178,7 @@ def parse(argv: list[str] | None = None) -> Options:
         work_dir=given.work_dir,
         json_path=given.json or given.work_dir / "summary.json",
         server_args=tuple(given.server_args),
+        together=given.together,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from eval.internal_hits.cases import LONG, Case, Draw, Scale
+from eval.internal_hits.cases import LONG, Ask, Case, Draw, Scale
 from eval.internal_hits.records import Record, record_of
 from eval.internal_hits.systems import Running, Setup, command_line, disk_dir
 from eval.servers import Server
@@ -43,36 +43,47 @@ def known_bytes(setup: Setup, running: Running) -> Setup:
     return replace(setup, reference=running.holdings, units=running.units)
 
 
-def run_case(running: Running, case: Case, scale: Scale, seed: int, say: Say) -> list[Record]:
-    """Send a case, all repeats, and return a record of every request."""
-    records = []
+def run_case(systems: Sequence[Running], case: Case, scale: Scale, seed: int, say: Say) -> list[Record]:
+    """Send a case, all repeats, and return a record of every request.
+
+    Several systems are asked in turn, one request after the other and in alternating order, so that a slow spell of
+    the machine meets all of them.
+    """
+    records: list[Record] = []
     for repeat, text in case.seeds(seed, scale):
-        running.flush()
-        dialogue = case.dialogue(Draw(text), scale)
-        request, step = next(dialogue), 0
-        while True:
-            if request.flush_before:
-                running.flush()
-            answer = running.ask(request.prompt, request.output_tokens)
-            records.append(
-                record_of(
-                    answer,
-                    case=case.key,
-                    row=request.row,
-                    system=running.name,
-                    repeat=repeat,
-                    step=step,
-                    reusable=None if request.match is None else request.reusable,
+        for running in systems:
+            running.flush()
+        dialogues = {running.name: case.dialogue(Draw(text), scale) for running in systems}
+        requests: dict[str, Ask] = {name: next(dialogue) for name, dialogue in dialogues.items()}
+        step = 0
+        while requests:
+            for running in systems if step % 2 == 0 else systems[::-1]:
+                name = running.name
+                request = requests[name]
+                if request.flush_before:
+                    running.flush()
+                answer, cpu_s = running.ask_counting(request.prompt, request.output_tokens)
+                records.append(
+                    record_of(
+                        answer,
+                        case=case.key,
+                        row=request.row,
+                        system=name,
+                        repeat=repeat,
+                        step=step,
+                        reusable=None if request.match is None else request.reusable,
+                        cpu_s=cpu_s,
+                    )
                 )
-            )
-            running.settle()
-            try:
-                request, step = dialogue.send(answer.output_ids), step + 1
-            except StopIteration:
-                break
-    last = records[-1]
-    say(
-        f"  {running.name}, case {case.key}: {len(records)} requests, last {last.cached.total} of {last.prompt_tokens} "
-        f"cached, first token after {last.ttft_s:.2f} s"
-    )
+                running.settle()
+                try:
+                    requests[name] = dialogues[name].send(answer.output_ids)
+                except StopIteration:
+                    del requests[name]
+            step += 1
+    for last in [record for record in records if record.place == records[-1].place]:
+        say(
+            f"  {last.system}, case {case.key}: last request {last.cached.total} of {last.prompt_tokens} cached, "
+            f"first token after {last.ttft_s:.2f} s"
+        )
     return records

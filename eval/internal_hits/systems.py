@@ -20,6 +20,7 @@ from eval.internal_hits.budgets import (
     stock_holdings,
 )
 from eval.internal_hits.client import Answer, ask
+from eval.internal_hits.machine import cpu_seconds
 from eval.servers import Server, ServerFailed
 
 HISTATE, HISTATE_NONE, HICACHE, NO_CACHE = "histate", "histate-none", "hicache", "nocache"
@@ -30,6 +31,7 @@ DESCRIPTIONS = {
     HISTATE_NONE: "HiState without interior checkpoints (zero reuse only)",
 }
 PAGE_SIZE = 64
+_REST_S = 0.3
 _SETTLED_S = 0.75
 _SETTLE_TIMEOUT_S = 120.0
 
@@ -123,6 +125,18 @@ class Running:
 
     def ask(self, prompt: list[int], output_tokens: int) -> Answer:
         return ask(self.server.port, prompt, output_tokens)
+
+    def ask_counting(self, prompt: list[int], output_tokens: int) -> tuple[Answer, float | None]:
+        """Also return the CPU time that all processes of the server took, which other programs disturb less.
+
+        A moment's rest lets what the request leaves to be written be written and counted.
+        """
+        group = self.server.process.pid
+        before = cpu_seconds(group)
+        answer = self.ask(prompt, output_tokens)
+        time.sleep(_REST_S)
+        after = cpu_seconds(group)
+        return answer, None if before is None or after is None else after - before
 
     def measure_holdings(self) -> None:
         """Find out what the server really holds; without HiState's units the bytes stay unknown."""

@@ -10,15 +10,28 @@ from eval.internal_hits.records import Record
 from eval.internal_hits.zero_reuse import Ratio
 
 HEADER = tuple(
-    ["request", "system", "prompt", "reusable", "cached", "device", "host", "storage", "via SSD", "TTFT ms"]
+    [
+        "request",
+        "system",
+        "prompt",
+        "reusable",
+        "cached",
+        "device",
+        "host",
+        "storage",
+        "via-SSD",
+        "TTFT-ms",
+        "CPU-ms",
+    ]
 )
 _TEXT_COLUMNS = 2
 
 
 def case_table(records: Sequence[Record]) -> str:
-    """Return every measured request by case and row, one line a system; "via SSD" is part of the tiers before it.
+    """Return every measured request by case and row, one line a system; "via-SSD" is part of the tiers before it.
 
-    Requests of one row, from repeats or within a case, are one line: tokens as means, TTFT as the median.
+    Requests of one row, from repeats or within a case, are one line: tokens as means, times as medians. CPU time is that of the whole
+    server, from the request to a moment after its last token.
     """
     groups: dict[tuple[str, str], dict[str, list[Record]]] = {}
     for record in records:
@@ -37,6 +50,7 @@ def case_table(records: Sequence[Record]) -> str:
 
 def _line(row: str, system: str, records: list[Record]) -> tuple[str, ...]:
     cached = [record.cached for record in records]
+    cpu = [record.cpu_s for record in records]
     tokens = (
         mean(record.prompt_tokens for record in records),
         mean(record.reusable or 0 for record in records),
@@ -51,6 +65,7 @@ def _line(row: str, system: str, records: list[Record]) -> tuple[str, ...]:
         system,
         *(f"{value:.0f}" for value in tokens),
         f"{1000 * median(r.ttft_s for r in records):.0f}",
+        "-" if None in cpu else f"{1000 * median(s for s in cpu if s is not None):.0f}",
     )
 
 

@@ -7,10 +7,8 @@ hits both. The result is a ratio of medians within one run; its spread comes fro
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +20,6 @@ LENGTHS = (2048, 8192)
 LIMIT = 1.05
 _WARM_UP_PAIRS = 1
 _RESAMPLES = 2000
-_REST_S = 0.3  # what a request leaves to be written is written by then, and counts as its CPU time
-_TICKS_PER_S = 100.0  # USER_HZ of every Linux
 
 
 @dataclass(frozen=True)
@@ -76,11 +72,7 @@ def measure(
 
 
 def _ask(running: Running, prompt: list[int], row: str, pair: int) -> Record:
-    group = running.server.process.pid
-    before = cpu_seconds(group)
-    answer = running.ask(prompt, 4)
-    time.sleep(_REST_S)
-    after = cpu_seconds(group)
+    answer, cpu_s = running.ask_counting(prompt, 4)
     return record_of(
         answer,
         case=ZERO_REUSE,
@@ -89,7 +81,7 @@ def _ask(running: Running, prompt: list[int], row: str, pair: int) -> Record:
         repeat=len(prompt),
         step=pair,
         reusable=0,
-        cpu_s=None if before is None or after is None else after - before,
+        cpu_s=cpu_s,
     )
 
 
@@ -114,17 +106,3 @@ def spread(values: list[tuple[float, float]], seed: int = 0) -> tuple[float, flo
         ratios.append(median(first for first, _ in sample) / median(second for _, second in sample))
     ratios.sort()
     return ratios[round(0.025 * (_RESAMPLES - 1))], ratios[round(0.975 * (_RESAMPLES - 1))]
-
-
-def cpu_seconds(group: int, proc: Path = Path("/proc")) -> float | None:
-    """Return the CPU time used so far by the live processes of a process group; None where /proc has none."""
-    total, found = 0.0, False
-    for stat in proc.glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended while we looked
-            continue
-        if int(fields[2]) == group:
-            total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-            found = True
-    return total if found else None

@@ -9,10 +9,11 @@ from fake_answers import record
 
 from eval.internal_hits.checks import MET, NOT_MET, UNCLEAR, check_all, failed
 from eval.internal_hits.client import Cached
+from eval.internal_hits.machine import cpu_seconds
 from eval.internal_hits.options import parse
 from eval.internal_hits.records import mismatches
 from eval.internal_hits.table import case_table, layout, ratio_table
-from eval.internal_hits.zero_reuse import Ratio, cpu_seconds, ratio_of, spread
+from eval.internal_hits.zero_reuse import Ratio, ratio_of, spread
 
 ORDER = ("nocache", "hicache", "histate-none", "histate")
 
@@ -25,11 +26,11 @@ def test_table_has_one_line_a_system_and_the_mean_of_repeats() -> None:
         record("hicache", ttft_s=0.9),
     ]
     assert case_table(records).splitlines() == [
-        "request         system   prompt  reusable  cached  device  host  storage  via SSD  TTFT ms",
+        "request         system   prompt  reusable  cached  device  host  storage  via-SSD  TTFT-ms  CPU-ms",
         "",
         "b. first rewrite",
-        "A[:5000] + 200  histate    5200      4992    4544    4544     0        0     2048      200",
-        "                hicache    5200      4992       0       0     0        0        0      900",
+        "A[:5000] + 200  histate    5200      4992    4544    4544     0        0     2048      200       -",
+        "                hicache    5200      4992       0       0     0        0        0      900       -",
     ]
     assert case_table([]) == "" and ratio_table([]) == ""
 
