@@ -1,0 +1,53 @@
+"""A checkpoint store on a disk in memory, driven the way the scheduler thread drives it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.store import CheckpointStore, PutResult
+from tests.store.fakes import FakeDisk
+
+
+def open_store(
+    layout: StateLayout, *, disk: Any = None, slabs: int = 64, buffers: int = 16, threads: int = 2
+) -> CheckpointStore:
+    record = layout.record_layout()
+    return CheckpointStore.open(
+        root=Path("unused"),
+        fingerprint={"model": "test"},
+        rank_name="tp0of1-pp0of1",
+        size_bytes=4096 + slabs * record.slab_bytes,
+        layout=record,
+        record_buffers=buffers,
+        reader_threads=threads,
+        disk=FakeDisk() if disk is None else disk,
+    )
+
+
+def fake_disk(store: CheckpointStore) -> FakeDisk:
+    disk = store._disk
+    assert isinstance(disk, FakeDisk)
+    return disk
+
+
+def put(store: CheckpointStore, layout: StateLayout, key: bytes, position: int, value: float) -> None:
+    """Store a checkpoint whose numbers are all `value`."""
+    record = store.acquire_record()
+    assert record is not None
+    for views in layout.views(record.payload):
+        views.temporal.fill_(value)
+        views.conv.fill_(value)
+    assert store.put(key, position, record) is PutResult.STORED
+
+
+def wait_threads(store: CheckpointStore, timeout_s: float = 20.0) -> None:
+    """Wait until the threads have nothing left to do, without committing anything."""
+    committed = store._writes.committed_count, store._reads.committed_count
+    wanted = committed[0] + len(store._writes), committed[1] + len(store._reads)
+    deadline = time.monotonic() + timeout_s
+    while store.completed() != wanted:
+        assert time.monotonic() < deadline, "the threads did not finish"
+        time.sleep(0.0005)

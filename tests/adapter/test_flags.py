@@ -1,0 +1,56 @@
+"""HiState's flags in SGLang's own parser and record: group, defaults, the way back to one config."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from sglang_histate.adapter.flags import config_of
+from sglang_histate.config import FLAG_DEFAULTS, FLAG_HELP, config_from_flags, flag_name
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(made)
+    return made
+
+
+def test_defaults_of_the_parser_and_of_the_record(parser) -> None:
+    fields = dict(zip(ServerArgs.__struct_fields__[::-1], ServerArgs.__struct_defaults__[::-1], strict=False))
+    for name, default in FLAG_DEFAULTS.items():
+        assert parser.get_default(name) == default and type(parser.get_default(name)) is type(default), name
+        assert fields[name] == default, name
+
+
+def test_help_texts(parser) -> None:
+    found = {action.dest: action for action in parser._actions if action.dest in FLAG_DEFAULTS}
+    assert {name: action.help for name, action in found.items()} == FLAG_HELP
+    assert {name: action.option_strings for name, action in found.items()} == {
+        name: [flag_name(name)] for name in FLAG_DEFAULTS
+    }
+
+
+def test_a_group_of_their_own(parser) -> None:
+    (group,) = [group for group in parser._action_groups if group.title == "HiState"]
+    assert {action.dest for action in group._group_actions} == set(FLAG_DEFAULTS)
+    others = [a.dest for g in parser._action_groups if g is not group for a in g._group_actions]
+    assert not set(others) & set(FLAG_DEFAULTS)
+
+
+def test_every_flag_reaches_the_config(parser) -> None:
+    values = {
+        "histate_ssd_dir": "/ssd",
+        "histate_ssd_size": "2GiB",
+        "histate_interval": "adaptive",
+        "histate_intervals": "512,none",
+        "histate_inflight_size": "64MiB",
+        "histate_read_threads": "3",
+        "histate_min_gain": "128",
+    }
+    argv = [part for name, value in values.items() for part in (flag_name(name), value)]
+    parsed = parser.parse_args(["--model-path", "m", *argv])
+    assert config_of(parsed) == config_from_flags(values)
+    assert set(values) | {"demo", "disable_histate"} == set(FLAG_DEFAULTS)
