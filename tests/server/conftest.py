@@ -1,0 +1,95 @@
+"""One server at a time: starting costs most of the time, and two idle ones would share the cores with the third.
+
+A module asks for a server by its spec; while the spec stays the same the server stays. Modules that use the main
+server run first, then the others, so that the suite starts each server once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from eval.servers import Server
+
+# Threads that wait actively for each other are slow where several servers share few cores.
+ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+MODULE_ORDER = (
+    "test_refusals", "test_openai_api", "test_rewrites", "test_known_failures", "test_edges", "test_switched_off",
+    "test_capture", "test_fuzz", "test_tensor_parallel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A server to start. `name` is its log and directory; HiState's directory flag is added unless it is off."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    histate: bool = True
+    sizes: tuple[str, ...] = field(default=("--histate-ssd-size", "64MiB", "--histate-inflight-size", "16MiB"))
+
+
+MAIN = Spec("main", ("--chunked-prefill-size", "8192", "--max-total-tokens", "20480"))
+
+
+class Servers:
+    """Starts servers, one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._spec: Spec | None = None
+        self._server: Server | None = None
+
+    def ssd_dir(self, spec: Spec) -> Path:
+        return self._folder / f"{spec.name}-ssd"
+
+    def get(self, spec: Spec) -> Server:
+        """Return a ready, flushed server for `spec`."""
+        if self._spec != spec or self._server is None or self._server.process.poll() is not None:
+            self.stop()
+            arguments = ["--demo", *spec.arguments]
+            if spec.histate:
+                arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes]
+            else:
+                arguments += ["--disable-histate"]
+            log = self._folder / f"{spec.name}.log"
+            self._server = Server(arguments, log, {**ENVIRON, **dict(spec.environ)})
+            self._spec = spec
+            self._server.wait_ready()
+        self._server.flush()
+        return self._server
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self._server = self._spec = None
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    found = Servers(tmp_path_factory.mktemp("servers"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def main(servers: Servers) -> Server:
+    """The server that most tests share: one chunk per prompt, a small device pool, an empty cache."""
+    return servers.get(MAIN)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules in the order above; inside a module the tests that are given a spec, spec by spec."""
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        if item.path.parent != Path(__file__).parent:
+            return -1, ""
+        call = getattr(item, "callspec", None)
+        spec = None if call is None else call.params.get("spec")
+        return MODULE_ORDER.index(item.path.stem), spec.name if isinstance(spec, Spec) else ""
+
+    items.sort(key=place)

@@ -1,0 +1,91 @@
+"""Two ranks with disks of different speed decide alike: same tokens and same cached counts as one rank, no hang.
+
+HISTATE_TP_REQUESTS sets the number of requests (60).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from eval.servers import Server
+
+from .conftest import Servers, Spec
+from .slabs import read_slabs, slab_files
+from .tools import Pending, assert_all_returned, cached, details, logprobs, random_tokens
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(5400)]
+
+REQUESTS = int(os.environ.get("HISTATE_TP_REQUESTS", "60"))
+COMMON = ("--chunked-prefill-size", "2048", "--max-total-tokens", "16384")
+# Delays are drawn from a sequence seeded by the rank's name, so the ranks finish their reads in different order.
+SLOW_DISK = (("HISTATE_TEST_DISK_DELAY_MS", "40"),)
+ONE = Spec("one-rank", COMMON, SLOW_DISK)
+TWO = Spec("two-ranks", (*COMMON, "--tp-size", "2"), SLOW_DISK)
+
+
+def prompts() -> list[list[int]]:
+    source = random.Random(7)
+    contexts = [random_tokens(900, f"tp-{index}") for index in range(4)]
+    found = []
+    for number in range(REQUESTS):
+        index = number % len(contexts)
+        context = contexts[index]
+        cut = source.randrange(64, len(context))
+        context = context[:cut] + [source.randrange(32, 256) for _ in range(source.choice([10, 200, 500]))]
+        if len(context) > 3000 or len(context) < 200:
+            context = random_tokens(900, f"tp-{index}-{number}")
+        contexts[index] = context
+        found.append(context)
+    return found
+
+
+def ask_all(server: Server) -> list[tuple[list[int], int, int]]:
+    """Ask one by one, settling in between, so that what is cached does not depend on how fast anything is."""
+    answers = []
+    for prompt in prompts():
+        answer = server.generate(prompt, 4)
+        answers.append((answer["output_ids"], cached(answer), details(answer)["ssd_checkpoint"]))
+        server.settle()
+    return answers
+
+
+def test_two_ranks_answer_like_one(servers: Servers) -> None:
+    one = ask_all(servers.get(ONE))
+    assert sum(ssd > 0 for _, _, ssd in one) >= REQUESTS // 10
+    server = servers.get(TWO)
+    two = ask_all(server)
+    assert [counts for _, *counts in two] == [counts for _, *counts in one]
+    assert [tokens for tokens, *_ in two] == [tokens for tokens, *_ in one]
+    print("tensor parallel:", len(two), "requests,", sum(ssd > 0 for *_, ssd in two), "through SSD checkpoints")
+
+
+def test_concurrent_requests_do_not_hang(servers: Servers) -> None:
+    server = servers.get(TWO)
+    waiting: list[Pending] = []
+    answered = 0
+    for prompt in prompts():
+        waiting.append(Pending(server, prompt, 4))
+        if len(waiting) == 6:
+            assert len(logprobs(waiting.pop(0).result(120))) == 4
+            answered += 1
+    for pending in waiting:
+        pending.result(120)
+        answered += 1
+    assert answered == REQUESTS
+    assert_all_returned(server)
+
+
+def test_both_ranks_hold_the_same_checkpoints(servers: Servers) -> None:
+    server = servers.get(TWO)
+    server.generate(random_tokens(2000, "tp same"), 2)
+    server.settle()
+    first, second = (read_slabs(file) for file in slab_files(servers.ssd_dir(TWO)))
+    assert first.keys() == second.keys()
+    for key, stored in first.items():
+        assert (stored.at_token, stored.generation) == (second[key].at_token, second[key].generation)
+        assert stored.payload != second[key].payload  # each rank has its own half of the state
+    states = server.status()["ranks"]
+    assert states[0]["tiers"]["ssd"]["entries"] > 0
