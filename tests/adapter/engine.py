@@ -6,6 +6,7 @@ import itertools
 from array import array
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
@@ -161,7 +162,12 @@ def build(*, kv_tokens: int = 4096, state_slots: int = 16) -> Engine:
         component_registry_override={ComponentType.MAMBA: HiStateMambaComponent},
     )
     cache = HiStateCache(params)
-    cache.init_hicache(get_context().server_args, params)
+    # A few kilobytes fit, however little memory SGLang finds free on a busy machine.
+    with (
+        mock.patch("sglang.srt.mem_cache.pool_host.base.host_memory_budget_bytes", lambda size: size),
+        mock.patch("sglang.srt.mem_cache.pool_host.mamba.host_memory_budget_bytes", lambda size: size),
+    ):
+        cache.init_hicache(get_context().server_args, params)
     states = requests.mamba_pool.mamba_cache
     layout = StateLayout.from_pool(LINEAR_LAYERS, states.temporal, states.conv[0])
     component = cache.components[ComponentType.MAMBA]
