@@ -16,6 +16,8 @@ from eval.servers import Server
 
 # Threads that wait actively for each other are slow where several servers share few cores.
 ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+# The default of HiCache depends on the memory that is free, and refuses to start where others use most of it.
+HOST_SIZE = ("--hicache-ratio", "2")
 MODULE_ORDER = (
     "test_refusals", "test_openai_api", "test_rewrites", "test_known_failures", "test_edges", "test_switched_off",
     "test_capture", "test_fuzz", "test_tensor_parallel",
@@ -53,7 +55,7 @@ class Servers:
             self.stop()
             arguments = ["--demo", *spec.arguments]
             if spec.histate:
-                arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes]
+                arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes, *HOST_SIZE]
             else:
                 arguments += ["--disable-histate"]
             log = self._folder / f"{spec.name}.log"

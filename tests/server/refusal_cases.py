@@ -10,7 +10,7 @@ WOULD_SERVE = 77  # exit code of refusal_driver.py for a server that would have 
 
 @dataclass(frozen=True)
 class Case:
-    """`config` replaces the demo model by one with these entries in its config.json; it has no weights."""
+    """`config` replaces the demo model by one with these entries in its config.json; None takes one out. No weights."""
 
     name: str
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ CASES = (
     _model("pure-attention-llama", "LlamaForCausalLM", "llama"),
     _model(
         "mamba2", "NemotronHForCausalLM", "nemotron_h",
-        hybrid_override_pattern="M*M*M*M*", layer_types=None, mamba_num_heads=4, mamba_head_dim=16, n_groups=1,
+        layers_block_type=["mamba", "attention"] * 4, layer_types=None, mamba_num_heads=4, mamba_head_dim=16, n_groups=1,
         ssm_state_size=16, conv_kernel=4, chunk_size=64,
     ),
     _model(

@@ -8,7 +8,7 @@ from eval.servers import Server
 
 from .conftest import Servers, Spec
 from .slabs import Stored, prefix_keys
-from .tools import Checkpoints, Pending, assert_all_returned, cached, random_tokens
+from .tools import Checkpoints, Pending, assert_all_returned, cached, random_tokens, warm_equals_cold
 
 pytestmark = pytest.mark.server
 
@@ -108,6 +108,20 @@ class TestAgainstShortChunks:
         written = capture_beside_decode(servers, spec)
         assert_equal(written, reference[3])
         assert {*(256 * step for step in range(1, 8)), 1984} == {stored.at_token for stored in written.values()}
+
+    def test_what_a_mixed_batch_left_in_the_tree_is_right(
+        self, servers: Servers, spec: Spec, reference: tuple[Captured, list[int], Captured, Captured]
+    ) -> None:
+        """A chunk beside decodes may begin off the page grid: a state from there must not be named by a page."""
+        server = servers.get(spec)
+        for length, prompt in BATCH.items():
+            server.flush()
+            for request in [Pending(server, other, 4) for other in BATCH.values()]:
+                request.result()
+            longer = [*prompt, 65, 66]
+            warm = server.generate(longer, 8)
+            assert cached(warm) > 0 or length < 400
+            warm_equals_cold(server, longer, warm)
 
     def test_nothing_is_left_in_use(
         self, servers: Servers, spec: Spec, reference: tuple[Captured, list[int], Captured, Captured]

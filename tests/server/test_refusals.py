@@ -18,7 +18,7 @@ from sglang_histate import launch_server
 from sglang_histate.demo.config import model_config
 from sglang_histate.launch_server import prepare
 
-from .conftest import ENVIRON, MAIN, Servers
+from .conftest import ENVIRON, HOST_SIZE, MAIN, Servers
 from .refusal_cases import CASES, WOULD_SERVE, Case
 
 pytestmark = pytest.mark.server
@@ -153,7 +153,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         else:
             model = folder / case.name
             model.mkdir()
-            (model / "config.json").write_text(json.dumps({**_SMALL, **case.config}))
+            (model / "config.json").write_text(_config_json(case.config))
             arguments += ["--model-path", str(model)]
         command, env = prepare(arguments, os.environ)
         requests.append({"argv": command, "environ": dict(case.environ)})
@@ -167,6 +167,11 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 
 
 _SMALL = {name: value for name, value in model_config().items() if name not in ("architectures", "model_type")}
+
+
+def _config_json(entries: dict[str, Any]) -> str:
+    merged = {**_SMALL, **entries}
+    return json.dumps({name: value for name, value in merged.items() if value is not None})
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -183,7 +188,7 @@ def test_arguments_and_models(checked: dict[str, dict[str, Any]], case: Case) ->
 
 def test_pure_attention_through_the_launcher(tmp_path: Path) -> None:
     (case,) = [case for case in CASES if case.name == "pure-attention"]
-    (tmp_path / "config.json").write_text(json.dumps({**_SMALL, **(case.config or {})}))
+    (tmp_path / "config.json").write_text(_config_json(case.config or {}))
     ended = launch(
         "--model-path", str(tmp_path), "--histate-ssd-dir", str(tmp_path / "ssd"), SIZE, "1MiB", environ=ENVIRON
     )
@@ -192,7 +197,7 @@ def test_pure_attention_through_the_launcher(tmp_path: Path) -> None:
 
 def test_second_server_on_the_same_directory(main: Server, servers: Servers, tmp_path: Path) -> None:
     # Its own identity has to be the same, or it would use another file below the same directory.
-    arguments = ["--demo", *MAIN.arguments, "--histate-ssd-dir", str(servers.ssd_dir(MAIN)), *MAIN.sizes]
+    arguments = ["--demo", *MAIN.arguments, "--histate-ssd-dir", str(servers.ssd_dir(MAIN)), *MAIN.sizes, *HOST_SIZE]
     second = Server(arguments, tmp_path / "second.log", ENVIRON)
     try:
         with pytest.raises(ServerFailed):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import random
+import socket
 import threading
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -95,35 +97,46 @@ class Pending(threading.Thread):
         body = {
             "input_ids": prompt, "sampling_params": sampling, "return_logprob": True, "stream": True, **fields,
         }  # fmt: skip
-        self._request = urllib.request.Request(
-            server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        self._answer: Any = None
+        self._body = json.dumps(body).encode()
+        self._port = server.port
+        self._socket: socket.socket | None = None
         self._hung_up = False
-        self.connected = threading.Event()
+        self._asked = threading.Event()
+        self.status = 0
         self.first_token = threading.Event()
         self.last: dict[str, Any] | None = None
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
         try:
-            with urllib.request.urlopen(self._request, timeout=300) as answer:
-                self._answer = answer
-                self.connected.set()
-                for line in answer:
-                    if not line.startswith(b"data: {"):
-                        continue
+            connection.connect()
+            self._socket = connection.sock
+            connection.request("POST", "/generate", self._body, {"Content-Type": "application/json"})
+            self._asked.set()
+            answer = connection.getresponse()
+            self.status = answer.status
+            for line in answer:
+                if line.startswith(b"data: {"):
                     self.last = json.loads(line[6:])
                     self.first_token.set()
+            if self.status != 200 and not self._hung_up:
+                raise RuntimeError(f"the server answered {self.status}")
         except Exception as error:  # kept for the test to look at
             if not self._hung_up:
                 self.error = error
+        finally:
+            self._asked.set()
+            connection.close()
 
     def hang_up(self) -> None:
+        """Close the connection, at the earliest when the request was sent."""
+        self._asked.wait(60)
         self._hung_up = True
-        if self._answer is not None:
-            self._answer.fp.raw._sock.shutdown(2)
+        with contextlib.suppress(OSError):  # the answer was complete
+            assert self._socket is not None
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def result(self, timeout_s: float = 300.0) -> dict[str, Any]:
         self.join(timeout_s)
@@ -137,7 +150,7 @@ class Pending(threading.Thread):
     def aborted(self) -> bool:
         """True if the answer says that the request was aborted."""
         self.join(300)
-        if isinstance(self.error, urllib.error.HTTPError):
+        if self.status >= 400:
             return True
         finish = (self.last or {}).get("meta_info", {}).get("finish_reason") or {}
         return finish.get("type") == "abort"
