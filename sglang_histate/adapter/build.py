@@ -68,7 +68,12 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     kv_token_bytes = _kv_bytes_per_token(ctx)
     state_tokens = layout.checkpoint_bytes / kv_token_bytes
     record = layout.record_layout()
-    buffers = max(MIN_RECORDS, config.inflight_bytes // record.slab_bytes)
+    buffers = config.inflight_bytes // record.slab_bytes
+    if buffers < MIN_RECORDS:
+        raise Refusal(
+            f"--histate-inflight-size {format_size(config.inflight_bytes)} is too small: one checkpoint of this model takes "
+            f"{format_size(record.slab_bytes)}, give at least {format_size(MIN_RECORDS * record.slab_bytes)}"
+        )
     # More buffers than slabs can never be in use at once, but for the reads of what is being replaced.
     buffers = min(buffers, config.ssd_size_bytes // record.slab_bytes + MIN_RECORDS)
     counters = Counters()
@@ -120,6 +125,7 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         counters=counters,
         page_size=page_size,
     )
+    cache.capture_grid = grid
     cache.status_facts = {
         "config": describe(config),
         "page_size": page_size,

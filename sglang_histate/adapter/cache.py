@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_histate.adapter.capture import ForwardCapture
@@ -19,6 +20,8 @@ class HiStateCache(UnifiedRadixCache):
 
     tier: SsdTier | None = None
     status_facts: dict[str, Any] | None = None
+    # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
+    capture_grid: int = 1
 
     def plan_capture(self, reqs: list[Any]) -> ForwardCapture | None:
         """Called with each prefill batch before its forward pass."""
@@ -43,6 +46,15 @@ class HiStateCache(UnifiedRadixCache):
         if self.tier is not None:
             self.tier.tick()
 
+    def loading_check(self, finish_count: int | None = None) -> None:
+        loaded = []
+        if finish_count and self.cache_controller is not None:
+            acks = self.cache_controller.ack_load_queue[:finish_count]
+            loaded = [node_id for ack in acks for node_id in ack.node_ids]
+        super().loading_check(finish_count)
+        for node_id in loaded:
+            self.components[ComponentType.MAMBA].drop_loaded_host_state(node_id)
+
     def init_load_back(self, params: Any) -> Any:
         loaded_kv = 0
         node = self.tree_core.node_by_id(params.best_match_node)
@@ -63,6 +75,12 @@ class HiStateCache(UnifiedRadixCache):
         if self.tier is not None:
             self.tier.reset()
         super().reset()
+
+    def release_host_resources(self) -> None:
+        # First the threads that write to the host pools, then the pools.
+        if self.tier is not None:
+            self.tier.close()
+        super().release_host_resources()
 
     def shutdown(self) -> None:
         if self.tier is not None:

@@ -40,6 +40,10 @@ def check_arguments(args: Any) -> None:
         ),
         "enable_int8_mamba_checkpoint": "--enable-int8-mamba-checkpoint stores states that HiState cannot read",
         "enable_linear_replayssm": "--enable-linear-replayssm keeps states that lag behind their position",
+        "enable_mis": "--enable-mis computes prompts without handing out states",
+        "enable_pdmux": "--enable-pdmux splits the forward pass that captures states",
+        "enable_two_batch_overlap": "--enable-two-batch-overlap splits the batch that captures states",
+        "elastic_ep_backend": "--elastic-ep-backend repeats forward passes, and states can be captured only once",
         "enable_linear_replayssm_spec": "--enable-linear-replayssm-spec keeps states that lag behind their position",
     }
     for name, sentence in excluded.items():

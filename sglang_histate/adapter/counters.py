@@ -16,10 +16,11 @@ class Drop(Enum):
 class Miss(Enum):
     """Why a checkpoint in the SSD tier was not used for a request that could have used it."""
 
-    NO_BUFFER = "no_read_buffer"
-    NO_HOST_SLOT = "no_host_slot"
+    NO_ROOM = "no_read_buffer_or_host_slot"
     READ_FAILED = "read_failed"
     KV_GONE = "kv_evicted_while_reading"
+    NO_HOST_KV = "no_host_room_for_kv"
+    DEADLINE = "read_deadline"
     ABORTED = "request_aborted"
     CACHE_RESET = "cache_reset"
     RETRIES = "gave_up_after_retries"

@@ -36,6 +36,17 @@ class LayerEgress:
                 target.copy_(row, non_blocking=True)
         source.record_stream(self._stream)
 
+    def wait_for(self, *streams: Any) -> None:
+        """Make later copies wait for what is queued on `streams` now."""
+        assert self._stream is not None
+        for stream in streams:
+            self._stream.wait_stream(stream)
+
+    def on_stream(self) -> Any:
+        """Return a context in which work is queued on the side stream; its tensors belong to that stream."""
+        assert self._stream is not None
+        return torch.cuda.stream(self._stream)
+
     def drain(self) -> None:
         """Wait until all copies so far have arrived. For `/flush_cache` only, when the server is idle."""
         if self._stream is not None:

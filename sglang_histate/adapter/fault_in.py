@@ -2,15 +2,21 @@
 
 Two phases keep it safe. *Lookup* sees the SSD index and may start a read. *Admission* sees only device and host, so the
 load-back never waits for a file. A request is skipped by the scheduler (others run) until its read is committed, on
-every rank in the same step; then the state is attached and the next match finds it.
+every rank in the same step; then the state is attached, pinned until the request is admitted, and the next match finds
+it.
 
-    arrived / ready -> _find -> store.begin_read -> (reader thread) deliver -> store.commit -> complete -> attach
+    ready -> _find -> store.begin_read -> (reader thread) deliver -> store.commit -> complete -> attach -> admitted
+
+A request never waits for ever: for a buffer it waits only as long as the reads that were under way, for a read at most
+`READ_DEADLINE_S`; while a read is later than that, nothing new is read.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,24 +25,34 @@ from sglang_histate.adapter.counters import Counters, Miss
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
-from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record
+from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
 
 # A host pool that is too small can push an attached state out before its request is admitted. After this many reads
 # for one request, recomputing is cheaper than trying again.
 MAX_FAULT_INS_PER_REQUEST = 3
+# Recomputing 100,000 tokens takes a few seconds on one GPU: a read that takes longer has lost its purpose.
+READ_DEADLINE_S = 5.0
 
 
 @dataclass(eq=False)
 class FaultIn:
     """One read in flight. Several requests may wait for it."""
 
+    number: int  # in the order of their start, which is the order of their commits
     key: bytes
     position: int
     slot: torch.Tensor
-    ticket: ReadTicket | None = None
+    started_s: float
     waiters: dict[Any, Any] = field(default_factory=dict)  # request handle -> request
+    abandoned: bool = False  # past the deadline: its waiters have gone on
     cancelled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Look(Enum):
+    NOTHING = "nothing"
+    STARTED = "started"
+    SHORT = "short"  # a checkpoint is there, a buffer or a slot is not
 
 
 class FaultIns:
@@ -58,32 +74,51 @@ class FaultIns:
         self._page_size = page_size
         self._min_gain_tokens = min_gain_tokens
         self._counters = counters
-        self._by_key: dict[bytes, FaultIn] = {}
+        self._by_key: dict[bytes, FaultIn] = {}  # in the order of their start
         self._by_ticket: dict[int, FaultIn] = {}
         self._waiting: dict[Any, FaultIn] = {}
+        self._pinned: dict[Any, tuple[Any, Any]] = {}  # request handle -> node and receipt of its host lock
+        self._started = 0
         self.version = 0  # grows whenever a lookup could find something new
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def ready(self, req: Any) -> bool:
-        """Return True if `req` may be admitted now; False while a checkpoint for it is being read."""
+        """Return True if `req` may be admitted now; False while a checkpoint for it is on its way."""
         if req.cache_request_handle in self._waiting:
             return False
         state = state_of(req, self._page_size)
         if state.looked_at_version == self.version and state.attached is None:
             return True
         if req.input_embeds is not None or req.positional_embed_overrides is not None:
-            return True
+            return True  # the token ids do not determine the state
+        if req.session is not None and req.session.streaming:
+            return True  # a match would lend the session's KV to the request before its time
+        # A prompt shorter than a page is not matched at all: nothing of an earlier match may remain.
+        state.kv_covered, state.restorable, state.branch = 0, 0, None
         req.init_next_round_input(self._cache, cow_mamba=False)
-        return not self._start(req, state)
+        state.looked_at_version = self.version
+        look = self._look(req, state)
+        if look is _Look.SHORT:
+            return not self._wait_for_room(state)
+        return look is _Look.NOTHING
 
     def cancel(self, handle: Any) -> None:
         """The request is gone. A read that nobody waits for any more ends without effect."""
+        self.admitted(handle)
         fault = self._waiting.pop(handle, None)
         if fault is not None:
             fault.waiters.pop(handle, None)
             self._counters.miss(Miss.ABORTED)
+
+    def admitted(self, handle: Any) -> None:
+        """The request's load-back holds its own locks now: let its attached state go."""
+        pin = self._pinned.pop(handle, None)
+        if pin is not None:
+            node_id, receipt = pin
+            self._cache.dec_host_lock_ref(node_id, receipt)
+            self._slots.drop_loaded(node_id)
 
     def complete(self, ticket: ReadTicket) -> None:
         """A read was committed on all ranks: attach its state, or forget it, and let the waiters go."""
@@ -104,6 +139,26 @@ class FaultIns:
             return
         self._attach(fault)
 
+    def expired_count(self) -> int:
+        """Return how many reads, oldest first and without a gap, are past their deadline on this rank."""
+        now_s, count = time.monotonic(), 0
+        for fault in self._by_key.values():
+            if now_s - fault.started_s < READ_DEADLINE_S:
+                break
+            count += 1
+        return count
+
+    def expire(self, count: int) -> None:
+        """Let the waiters of the `count` oldest reads go on without them. All ranks call it with the same number."""
+        for fault in list(self._by_key.values())[:count]:
+            if fault.abandoned:
+                continue
+            fault.abandoned = True
+            self._counters.miss(Miss.DEADLINE)
+            for handle in fault.waiters:
+                del self._waiting[handle]
+            fault.waiters.clear()
+
     def reset(self) -> None:
         """Forget all reads in flight. Their host slots belong to the pool again, so no thread may write to them."""
         for fault in self._by_key.values():
@@ -113,29 +168,43 @@ class FaultIns:
         self._by_key.clear()
         self._by_ticket.clear()
         self._waiting.clear()
+        self._pinned.clear()  # the locks go with the tree
         self.version += 1
 
-    def _start(self, req: Any, state: RequestState) -> bool:
-        """Look `req` up and wait for the best checkpoint. Returns True if the request waits now."""
-        state.looked_at_version = self.version
+    def _look(self, req: Any, state: RequestState) -> _Look:
+        """Look `req` up and make it wait for the best checkpoint, if that is worth it and there is room."""
+        if any(fault.abandoned for fault in self._by_key.values()):
+            return _Look.NOTHING
         found = self._find(req, state)
         if found is None:
-            return False
+            return _Look.NOTHING
         position, key = found
         fault = self._by_key.get(key)
         if fault is None:
             if state.fault_ins >= MAX_FAULT_INS_PER_REQUEST:
                 self._counters.miss(Miss.RETRIES)
                 state.attached = None  # do not look again before something new is stored
-                return False
+                return _Look.NOTHING
             fault = self._begin(position, key)
             if fault is None:
-                return False
+                return _Look.SHORT
         if state.fault_ins == 0:
             self._counters.internal_hits += 1
         state.fault_ins += 1
         fault.waiters[req.cache_request_handle] = req
         self._waiting[req.cache_request_handle] = fault
+        return _Look.STARTED
+
+    def _wait_for_room(self, state: RequestState) -> bool:
+        """Return True while reads that were under way when `state`'s request came short have not ended."""
+        if state.short_since is None:
+            state.short_since = self._started
+        oldest = next(iter(self._by_key.values()), None)
+        if oldest is None or oldest.number > state.short_since:
+            self._counters.miss(Miss.NO_ROOM)
+            state.short_since = None
+            return False
+        state.looked_at_version = -1
         return True
 
     def _find(self, req: Any, state: RequestState) -> tuple[int, bytes] | None:
@@ -151,17 +220,19 @@ class FaultIns:
         return None
 
     def _begin(self, position: int, key: bytes) -> FaultIn | None:
+        entry = self._store.lookup(key)
+        assert entry is not None
+        if entry.state is EntryState.LIVE and self._store.records.free == 0:
+            return None  # before a slot is taken, which may push another state out
         slot = self._slots.alloc()
         if slot is None:
-            self._counters.miss(Miss.NO_HOST_SLOT)
             return None
-        fault = FaultIn(key, position, slot)
+        self._started += 1
+        fault = FaultIn(self._started, key, position, slot, time.monotonic())
         ticket = self._store.begin_read(key, deliver=lambda record: self._deliver(fault, record))
         if isinstance(ticket, MissReason):
             self._slots.free(slot)
-            self._counters.miss(Miss.NO_BUFFER)
             return None
-        fault.ticket = ticket
         self._by_key[key] = fault
         self._by_ticket[id(ticket)] = fault
         self._counters.fault_ins += 1
@@ -176,12 +247,17 @@ class FaultIns:
     def _attach(self, fault: FaultIn) -> None:
         req = next(iter(fault.waiters.values()))
         key = state_of(req, self._page_size).keys.radix_key(req.full_untruncated_fill_ids, fault.position)
-        outcome = attach_host_state(self._cache, key, fault.slot)
-        if outcome is not Attach.ATTACHED:
-            self._slots.free(fault.slot)
+        outcome, node_id = attach_host_state(self._cache, key, fault.slot)
+        if outcome is Attach.ATTACHED:
+            for handle, waiter in fault.waiters.items():
+                state_of(waiter, self._page_size).attached = fault.position
+                self._pinned[handle] = node_id, self._cache.inc_host_lock_ref(node_id).to_dec_params()
+            return
+        self._slots.free(fault.slot)
+        for waiter in fault.waiters.values():
+            state_of(waiter, self._page_size).looked_at_version = -1  # the tree has changed
         if outcome is Attach.KV_GONE:
             self._counters.miss(Miss.KV_GONE)
-            self.version += 1
-            return
-        for waiter in fault.waiters.values():
-            state_of(waiter, self._page_size).attached = fault.position
+            self.version += 1  # an earlier checkpoint may still be in reach
+        elif outcome is Attach.NO_HOST_KV:
+            self._counters.miss(Miss.NO_HOST_KV)

@@ -78,6 +78,11 @@ def finish_capture(forward_batch: Any) -> None:
         capture.finish()
 
 
+def chunk_grid(tree_cache: Any, stock_grid: int) -> int:
+    """``PrefillAdder``: what a prefill chunk is cut to, in tokens, so that the next one starts where states can be named."""
+    return max(stock_grid, getattr(tree_cache, "capture_grid", 1))
+
+
 def request_arrived(tree_cache: Any, req: Any) -> None:
     """``Scheduler._add_request_to_queue``: start reading what the request will need while it waits."""
     arrived = getattr(tree_cache, "request_arrived", None)

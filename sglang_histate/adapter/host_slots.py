@@ -29,6 +29,10 @@ class HostSlots:
     def free(self, slot: torch.Tensor) -> None:
         self._component.free_host_slot(slot)
 
+    def drop_loaded(self, node_id: Any) -> None:
+        """Free a node's host state if it is on the device too."""
+        self._component.drop_loaded_host_state(node_id)
+
     def fill(self, slot: torch.Tensor, payload: Any) -> None:
         """Copy a record's payload into `slot`. Safe on any thread while the slot is held."""
         index = int(slot[0])

@@ -23,6 +23,8 @@ def store_identity(ctx: TreeCacheBuildContext, layout: StateLayout, page_size: i
         "weights": weights_identity(model.model_path, getattr(model, "revision", None)),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
+        "overrides": str(ctx.server_args.json_model_override_args),
+        "kv_dtype": str(ctx.params.token_to_kv_pool_allocator.get_kvcache().dtype),
         "state": layout.identity(),
         "page_size": page_size,
         "tp": [ctx.tp_rank, ctx.tp_size],

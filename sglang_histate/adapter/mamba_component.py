@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
-from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
+from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, ComponentType, EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sglang_histate.adapter.request_state import state_of
@@ -43,6 +43,55 @@ class HiStateMambaComponent(MambaComponent):
         state.branch = result.mamba_branching_seqlen
         # Stock replaces the prompt's final checkpoint by the branch point; the capture plan takes both.
         return result._replace(mamba_branching_seqlen=None)
+
+    def prepare_for_caching_req(
+        self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
+    ) -> int | None:
+        length = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
+        # The tree cuts the key to whole pages but not the state: a state between two pages would be found under a
+        # shorter prefix than it has read. Length 0 makes the caller insert nothing and free the slot.
+        return 0 if length is not None and length % self.tree_core.page_size else length
+
+    def drive_host_eviction(
+        self,
+        num_tokens: int,
+        tracker: dict[ComponentType, int],
+        device_frees: dict[ComponentType, list[torch.Tensor]],
+        host_frees: dict[ComponentType, list[torch.Tensor]],
+        cache_actions: list[Any],
+    ) -> None:
+        """Make room for host states by dropping host states only, least recently used first.
+
+        Stock drops a leaf with its KV. Under HiState a host state is a copy of what the SSD has, its KV is not.
+        """
+        core, kind = self.tree_core, self.component_type
+        lru = core.host_lru_lists[kind]
+        node = lru.get_lru_no_host_lock()
+        while tracker[kind] < num_tokens and node is not None and lru.in_list(node):
+            following = lru.get_prev_no_host_lock(node)
+            core._evict_component_and_detach_lru(
+                node,
+                self,
+                target=EvictLayer.HOST,
+                tracker=tracker,
+                device_frees=device_frees,
+                host_frees=host_frees,
+                cache_actions=cache_actions,
+            )
+            core._update_evictable_leaf_sets(node)
+            node = following
+
+    def drop_loaded_host_state(self, node_id: Any) -> None:
+        """Free the host copy of a state that is on the device now, unless a waiting request has pinned it.
+
+        The SSD still has it, and the host LRU does not list states that are also on the device.
+        """
+        node = self.tree_core.node_by_id(node_id)
+        data = node.component_data[self.component_type]
+        if data.value is None or data.host_value is None or data.host_lock_ref > 0:
+            return
+        slot, data.host_value = data.host_value, None
+        self.free_host_slot(slot)
 
     def free_host_slot(self, slot: torch.Tensor) -> None:
         """Return one host state slot that is not in the tree."""

@@ -112,16 +112,16 @@ class OutputEnds:
 
     def _copy(self, slot: torch.Tensor, record: Record) -> Any:
         views = self._layout.views(record.payload)
-        if self._forward_stream is None:
+        if self._temporal.device.type != "cuda":
             index = int(slot[0])
             for layer, view in enumerate(views):
                 view.temporal.copy_(self._temporal[layer, index])
                 view.conv.copy_(self._conv[layer, index])
             return None
-        # The last forward pass that wrote the slot is in front of this event on its own stream.
-        with torch.cuda.stream(self._forward_stream):
-            temporal, conv = self._temporal[:, slot].unbind(0), self._conv[:, slot].unbind(0)
-            for layer, view in enumerate(views):
-                self._egress.copy(temporal[layer], [view.temporal])
-                self._egress.copy(conv[layer], [view.conv])
+        # The slot's index was written on the current stream, its state by the last forward pass on its own stream.
+        self._egress.wait_for(torch.cuda.current_stream(), self._forward_stream)
+        with self._egress.on_stream():
+            for layer, view in enumerate(views):  # one layer at a time bounds the copies on the device
+                view.temporal.copy_(self._temporal[layer, slot][0], non_blocking=True)
+                view.conv.copy_(self._conv[layer, slot][0], non_blocking=True)
         return self._egress.record()

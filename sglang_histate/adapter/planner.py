@@ -67,6 +67,13 @@ class CapturePlanner:
         start, end = req.prefix_len, req.extend_end
         if req.input_embeds is not None or req.positional_embed_overrides is not None:
             return []  # the token ids do not determine the state
+        if start % self._grid:
+            # An off-grid start can neither be named by the tree nor be reached by every kernel's states.
+            # A plan goes on behind this chunk; without one, the next chunk on the grid makes it.
+            planned = state.plan_next == start
+            self._counters.drop(Drop.MISALIGNED, sum(start < p <= end for p in state.plan) if planned else 1)
+            state.plan_next = end if planned else -1
+            return []
         if state.plan_next != start:
             self._plan_request(req, state, start)
         state.plan_next = end
@@ -85,11 +92,6 @@ class CapturePlanner:
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
         total = len(req.full_untruncated_fill_ids)
-        state.plan_start = start
-        if start % self._grid:
-            state.plan = ()
-            self._counters.drop(Drop.MISALIGNED)
-            return
         interval = self._interval.choose(total - start, self._state_tokens)
         self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
         positions = set(plan_positions(start, total, interval, self._grid))

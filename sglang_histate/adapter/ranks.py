@@ -13,7 +13,11 @@ class RankAgreement:
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._alone = cache.tp_world_size == 1
+        # With attention data parallelism, context-parallel peers share batches although the cache's own group has one rank.
+        groups = (cache.attn_cp_group, cache.attn_tp_group)
+        self._alone = cache.tp_world_size == 1 and all(
+            group is None or torch.distributed.get_world_size(group=group) == 1 for group in groups
+        )
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Return the element-wise minimum. Every rank must call it in the same step with as many values."""

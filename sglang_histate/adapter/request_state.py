@@ -22,6 +22,9 @@ class RequestState:
         -1
     )  # the store's version at the last lookup; equal means nothing new can be found
     fault_ins: int = 0
+    short_since: int | None = (
+        None  # the last read that was under way when there was no room for one for this request
+    )
     attached: int | None = None  # where a checkpoint from the SSD was attached for this request
     # Set at admission.
     kv_loaded: int = 0  # tokens of KV that had to come from the host
@@ -29,7 +32,6 @@ class RequestState:
     accounted: bool = False
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()
-    plan_start: int = -1
     plan_next: int = -1  # where the next chunk has to begin for the plan to stay valid
 
 

@@ -49,7 +49,7 @@ class SsdTier:
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Account for what the batch resumes from, and plan what its forward pass captures."""
         for req in reqs:
-            self._account(req)
+            self.request_planned(req)
         capture = self._planner.plan_batch(reqs)
         if capture is not None:
             self._captures.append(capture)
@@ -61,20 +61,25 @@ class SsdTier:
         if not (self._captures or self.output_ends or self.store.outstanding):
             return
         if len(self.fault_ins):
-            time.sleep(
-                0
-            )  # a scheduler that spins while a request waits would keep the reader threads from the GIL
+            # A scheduler that spins while a request waits would keep the reader threads from the GIL.
+            time.sleep(0)
         writes, reads = self.store.completed()
-        agreed = self._agreement.minimum(
-            [self._captures_done(), self.output_ends.done_count(), writes, reads]
-        )
-        captures, ends, writes, reads = agreed
+        # A rank whose disk hangs lets all ranks go on: the largest count, as the minimum of negative ones.
+        mine = [
+            self._captures_done(),
+            self.output_ends.done_count(),
+            writes,
+            reads,
+            -self.fault_ins.expired_count(),
+        ]
+        captures, ends, writes, reads, expired = self._agreement.minimum(mine)
         for _ in range(captures):
             for row in self._captures.popleft().rows:
                 self._publish(row)
                 self.counters.captured += 1
         for end in self.output_ends.pop(ends):
             self._publish(end)
+        self.fault_ins.expire(-expired)
         write_ok, read_ok = self.store.outcomes(writes, reads)
         if not (write_ok or read_ok):
             return
@@ -83,6 +88,11 @@ class SsdTier:
         committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
         for ticket in committed.reads:
             self.fault_ins.complete(ticket)
+
+    def request_planned(self, req: Any) -> None:
+        """The request is in a batch: what it resumes from is locked by its load-back."""
+        self.fault_ins.admitted(req.cache_request_handle)
+        self._account(req)
 
     def reset(self) -> None:
         """Empty the tier (`/flush_cache`). The server is idle, so no forward pass is under way."""

@@ -78,11 +78,10 @@ def test_a_forced_rust_core(monkeypatch) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"enable_mis": True}, marks=pytest.mark.xfail(strict=True, reason="not refused yet")),
-        pytest.param({"enable_pdmux": True}, marks=pytest.mark.xfail(strict=True, reason="not refused yet")),
-        pytest.param(
-            {"enable_two_batch_overlap": True}, marks=pytest.mark.xfail(strict=True, reason="not refused yet")
-        ),
+        {"enable_mis": True},
+        {"enable_pdmux": True},
+        {"enable_two_batch_overlap": True},
+        {"elastic_ep_backend": "mooncake"},
     ],
 )
 def test_forwards_that_go_round_the_capture_calls(changes) -> None:

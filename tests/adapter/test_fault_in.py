@@ -258,10 +258,8 @@ def test_no_host_slot(bench) -> None:
     while bench.engine.host_states.available_size():
         taken.append(bench.engine.host_states.alloc(1))
     req = rewrite(700)
-    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_HOST_SLOT] == 1
-    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_HOST_SLOT] == 1, (
-        "not asked again"
-    )
+    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_ROOM] == 1
+    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_ROOM] == 1, "not asked again"
     for slot in taken:
         bench.engine.slots.free(slot)
     bench.check_idle()
@@ -271,7 +269,7 @@ def test_no_read_buffer(bench) -> None:
     bench.put(512)
     taken = [bench.store.acquire_record() for _ in range(bench.store.records.total)]
     req = rewrite(700)
-    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_BUFFER] == 1
+    assert bench.faults.ready(req) is True and bench.counters.missed[Miss.NO_ROOM] == 1
     for record in taken:
         bench.store.release_record(record)
     bench.check_idle()
@@ -302,6 +300,22 @@ def test_a_state_that_another_request_brought_meanwhile_is_used(bench) -> None:
     bench.check_idle()
 
 
+def test_an_attached_state_stays_until_its_request_is_admitted(bench) -> None:
+    bench.put(512)
+    first, second = rewrite(700), rewrite(700, seed=3)
+    assert not bench.faults.ready(first) and not bench.faults.ready(second)
+    bench.pump()
+    bench.engine.cache.evict_host(1, MAMBA)
+    assert bench.host_state(512) == 512.0
+    bench.faults.admitted(first.cache_request_handle)
+    bench.engine.cache.evict_host(1, MAMBA)
+    assert bench.host_state(512) == 512.0, "the second request still waits"
+    bench.faults.cancel(second.cache_request_handle)
+    bench.engine.cache.evict_host(1, MAMBA)
+    assert bench.host_state(512) is None
+    bench.check_idle()
+
+
 def test_a_state_that_is_pushed_out_again_is_read_a_few_times_only(bench) -> None:
     bench.put(512)
     req = rewrite(700)
@@ -309,9 +323,58 @@ def test_a_state_that_is_pushed_out_again_is_read_a_few_times_only(bench) -> Non
         assert not bench.faults.ready(req)
         bench.pump()
         assert bench.host_state(512) == 512.0
+        bench.faults.admitted(req.cache_request_handle)  # taken back from a batch, say
         bench.engine.cache.evict_host(1, MAMBA)
     assert bench.faults.ready(req) is True and bench.counters.missed[Miss.RETRIES] == 1
     assert bench.counters.fault_ins == MAX_FAULT_INS_PER_REQUEST and bench.counters.internal_hits == 1
+    bench.check_idle()
+
+
+def test_a_short_shortage_is_waited_out(bench) -> None:
+    """Every read buffer is in use by a read that will end: a few milliseconds are cheaper than the prefill."""
+    bench.put(512)
+    bench.put(256, ids=tokens((7, 600)))
+    bench.engine.insert(tokens((7, 600))[:576])
+    bench.engine.settle()
+    bench.disk.reads_allowed.clear()
+    other = request(tokens((7, 300), (8, 100)))
+    assert not bench.faults.ready(other)
+    taken = [bench.store.acquire_record() for _ in range(bench.store.records.free)]
+    req = rewrite(700)
+    assert not bench.faults.ready(req) and not bench.faults.ready(req)
+    assert len(bench.faults) == 1, "it waits, but not for a read of its own"
+    bench.disk.reads_allowed.set()
+    bench.pump()
+    assert not bench.faults.ready(req), "there is room now"
+    bench.pump()
+    assert bench.faults.ready(req) and bench.host_state(512) == 512.0
+    assert bench.counters.missed[Miss.NO_ROOM] == 0
+    for record in taken:
+        bench.store.release_record(record)
+    for one in (req, other):
+        bench.faults.admitted(one.cache_request_handle)
+    bench.check_idle()
+
+
+def test_a_read_past_its_deadline_lets_its_request_go(bench, monkeypatch) -> None:
+    bench.put(512)
+    bench.disk.reads_allowed.clear()
+    req, late = rewrite(700), rewrite(700, seed=3)
+    assert not bench.faults.ready(req)
+    assert bench.faults.expired_count() == 0
+    monkeypatch.setattr("sglang_histate.adapter.fault_in.READ_DEADLINE_S", 0.0)
+    assert bench.faults.expired_count() == 1
+    bench.faults.expire(1)
+    bench.faults.expire(1)
+    assert bench.faults.ready(req) and bench.counters.missed[Miss.DEADLINE] == 1
+    assert bench.faults.ready(late), "nothing new is read while the disk hangs"
+    bench.disk.reads_allowed.set()
+    bench.pump()
+    monkeypatch.undo()
+    assert not bench.faults.ready(rewrite(700, seed=4)), "the disk is back"
+    bench.pump()
+    for handle in list(bench.faults._pinned):
+        bench.faults.cancel(handle)
     bench.check_idle()
 
 

@@ -212,7 +212,6 @@ def test_a_page_of_128_names_only_multiples_of_128() -> None:
     bench.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a chunk that starts off a 128-token page asserts in prepare()")
 def test_flashinfer_with_a_large_page_and_a_chunk_start_between_two_pages() -> None:
     """SGLang leaves a chunk off the grid when rounding it down would leave nothing (`floor_chunked_tokens`)."""
     bench = Bench("fixed:256", page=128)

@@ -297,7 +297,9 @@ def test_two_ranks_with_different_disks_stay_alike(fault_rate, seed) -> None:
 
 
 def test_one_rank_needs_no_collective() -> None:
-    assert RankAgreement(SimpleNamespace(tp_world_size=1)).minimum([3, 0, 7]) == [3, 0, 7]
+    assert RankAgreement(SimpleNamespace(tp_world_size=1, attn_cp_group=None, attn_tp_group=None)).minimum(
+        [3, 0, 7]
+    ) == [3, 0, 7]
 
 
 def test_several_ranks_reduce_once() -> None:
@@ -307,7 +309,9 @@ def test_several_ranks_reduce_once() -> None:
         seen.append((tensor.tolist(), op))
         tensor.copy_(torch.minimum(tensor, torch.tensor([1, 9, 2])))
 
-    cache = SimpleNamespace(tp_world_size=2, _all_reduce_attn_groups=reduce)
+    cache = SimpleNamespace(
+        tp_world_size=2, attn_cp_group=None, attn_tp_group=None, _all_reduce_attn_groups=reduce
+    )
     assert RankAgreement(cache).minimum([3, 0, 7]) == [1, 0, 2]
     assert seen == [([3, 0, 7], torch.distributed.ReduceOp.MIN)]
 
