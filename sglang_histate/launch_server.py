@@ -40,8 +40,6 @@ _HYBRID_DEFAULTS = {"--page-size": "64", "--mamba-radix-cache-strategy": "extra_
 _HISTATE_DEFAULTS: dict[str, str | None] = {
     "--radix-cache-backend": "histate",
     "--enable-hierarchical-cache": None,
-    # The end of an output is found to within one page instead of four.
-    "--mamba-track-interval": "64",
     # Clients should see in `usage` what the cache did.
     "--enable-cache-report": None,
 }
@@ -86,8 +84,22 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         defaults.update(_HYBRID_DEFAULTS)
     if enabled:
         defaults.update(_HISTATE_DEFAULTS)
+        # The end of an output is found to within one page; SGLang's own default is 256 tokens.
+        defaults["--mamba-track-interval"] = (
+            given_value(rest, "--page-size") or _HYBRID_DEFAULTS["--page-size"]
+        )
         rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
     return with_defaults(rest, defaults), env
+
+
+def given_value(argv: list[str], *names: str) -> str | None:
+    """Return the value that `argv` gives to one of `names`, None if it gives none. The last one counts."""
+    found = None
+    for index, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            found = value if equals else (argv[index + 1] if index + 1 < len(argv) else None)
+    return found
 
 
 def _rank_count(argv: list[str]) -> int:
@@ -97,11 +109,8 @@ def _rank_count(argv: list[str]) -> int:
         ("--tp-size", "--tensor-parallel-size", "--tp"),
         ("--dp-size", "--data-parallel-size", "--dp"),
     ):
-        for index, argument in enumerate(argv):
-            name, equals, value = argument.partition("=")
-            if name in names:
-                value = value if equals else (argv[index + 1] if index + 1 < len(argv) else "")
-                count *= int(value) if value.isdigit() and int(value) > 0 else 1
+        value = given_value(argv, *names) or ""
+        count *= int(value) if value.isdigit() and int(value) > 0 else 1
     return count
 
 

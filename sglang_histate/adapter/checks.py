@@ -83,10 +83,11 @@ def check_arguments(args: Any) -> None:
             f"{_TREE_CORE_VARIABLE}={core} forces a tree core that HiState cannot extend: unset it, {_OFF}"
         )
     _check_steps(args.page_size, args.chunked_prefill_size)
+    _check_states(args)
 
 
-def check_resolved(view: Any, model_config: Any, config: HiStateConfig) -> None:
-    """Refuse what only SGLang's own resolution of flags and model shows.
+def check_model(model_config: Any, model_path: str) -> None:
+    """Refuse a model whose layers do not hand out states inside a prompt.
 
     Raises:
         Refusal: see the module docstring.
@@ -94,21 +95,19 @@ def check_resolved(view: Any, model_config: Any, config: HiStateConfig) -> None:
     architecture = (model_config.hf_config.architectures or ["unknown"])[0]
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise Refusal(
-            f"--model-path {view.model_path} is a {architecture}, HiState serves {', '.join(SUPPORTED_ARCHITECTURES)}: "
+            f"--model-path {model_path} is a {architecture}, HiState serves {', '.join(SUPPORTED_ARCHITECTURES)}: "
             f"choose another model, {_OFF}"
         )
+
+
+def check_resolved(view: Any, config: HiStateConfig) -> None:
+    """Refuse what only SGLang's own resolution of the flags shows.
+
+    Raises:
+        Refusal: see the module docstring.
+    """
     _check_steps(view.page_size, view.chunked_prefill_size)
-    strategy = view.mamba_radix_cache_strategy
-    if strategy not in ("auto", "extra_buffer"):
-        raise Refusal(
-            f"--mamba-radix-cache-strategy {strategy} saves no state inside a prompt: use extra_buffer, {_OFF}"
-        )
-    for name in ("linear_attn_backend", "linear_attn_prefill_backend"):
-        backend = getattr(view, name, None)
-        if backend not in (None, "triton", "flashinfer"):
-            raise Refusal(
-                f"--{name.replace('_', '-')} {backend} hands out no states inside a prompt: use triton, {_OFF}"
-            )
+    _check_states(view)
     graphs = getattr(view, "cuda_graph_config", None)
     if graphs is not None and str(graphs.prefill.backend) == "full":
         raise Refusal(
@@ -120,6 +119,20 @@ def check_resolved(view: Any, model_config: Any, config: HiStateConfig) -> None:
             check_grid(config.interval.supported, view.page_size)
     except ValueError as error:
         raise Refusal(f"--histate-intervals does not fit --page-size {view.page_size}: {error}") from None
+
+
+def _check_states(view: Any) -> None:
+    strategy = view.mamba_radix_cache_strategy
+    if strategy not in ("auto", "extra_buffer"):
+        raise Refusal(
+            f"--mamba-radix-cache-strategy {strategy} is not one that HiState extends: use extra_buffer, {_OFF}"
+        )
+    for name in ("linear_attn_backend", "linear_attn_prefill_backend"):
+        backend = getattr(view, name, None)
+        if backend not in (None, "triton", "flashinfer"):
+            raise Refusal(
+                f"--{name.replace('_', '-')} {backend} hands out no states inside a prompt: use triton, {_OFF}"
+            )
 
 
 def _check_steps(page_size: int | None, chunk: int | None) -> None:

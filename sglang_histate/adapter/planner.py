@@ -95,10 +95,11 @@ class CapturePlanner:
         interval = self._interval.choose(total - start, self._state_tokens)
         self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
         positions = set(plan_positions(start, total, interval, self._grid))
-        # The last grid position of the prompt is the final checkpoint, whatever the interval.
-        final = total // self._grid * self._grid
+        # The last grid position of the prompt is the final checkpoint, whatever the interval. The same prompt sent again
+        # is computed from one token before its end at the latest, so a prompt that ends on the grid needs one before.
+        final, resend = total // self._grid * self._grid, (total - 1) // self._grid * self._grid
         # A place where two prompts were seen to part is likely to be one again.
-        for extra in (final, state.branch):
+        for extra in (final, resend, state.branch):
             if extra is not None and start < extra <= total and (extra - start) % self._grid == 0:
                 positions.add(extra)
         state.plan = tuple(sorted(positions))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from pathlib import Path
 
 import sglang
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
@@ -11,7 +13,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
-from sglang_histate.adapter.checks import check_arguments, check_resolved
+from sglang_histate.adapter.checks import check_arguments, check_model, check_resolved
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, open_mailbox, read_message
 from sglang_histate.config import ConfigError
@@ -38,11 +40,29 @@ def _check(server_args: ServerArgs) -> None:
     config = config_of(server_args)
     check_arguments(server_args)
     try:
+        model_config = model_config_of(server_args)
+    except (
+        Exception
+    ) as error:  # whatever the loader of a foreign file may raise: it says that this is no model
+        first_line = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise Refusal(
+            f"--model-path {server_args.model_path} cannot be read as a model: {first_line.rstrip('.')}"
+        ) from None
+    check_model(model_config, server_args.model_path)
+    try:
         server_args.resolve_once()
     except (ValueError, AssertionError, NotImplementedError) as error:
-        # SGLang's own checks speak in its own flags; they are sentences already.
-        raise Refusal(str(error) or type(error).__name__) from None
-    check_resolved(resolving_view(server_args), model_config_of(server_args), config)
+        # SGLang's own checks speak in its own flags; most are sentences already.
+        raise Refusal(
+            str(error) or f"SGLang refuses this combination of flags: {_source_line(error)}"
+        ) from None
+    check_resolved(resolving_view(server_args), config)
+
+
+def _source_line(error: BaseException) -> str:
+    """Return the source line that raised `error`, for checks that say nothing else."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.line} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def _run(server_args: ServerArgs) -> int:

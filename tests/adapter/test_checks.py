@@ -7,7 +7,12 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.server_args import ServerArgs
 
-from sglang_histate.adapter.checks import SUPPORTED_ARCHITECTURES, check_arguments, check_resolved
+from sglang_histate.adapter.checks import (
+    SUPPORTED_ARCHITECTURES,
+    check_arguments,
+    check_model,
+    check_resolved,
+)
 from sglang_histate.adapter.refusal import Refusal, leave_message, open_mailbox, read_message
 from sglang_histate.config import config_from_flags
 
@@ -90,6 +95,11 @@ def test_forwards_that_go_round_the_capture_calls(changes) -> None:
         check_arguments(arguments(**changes))
 
 
+def check_all(view, model, config) -> None:
+    check_model(model, view.model_path)
+    check_resolved(view, config)
+
+
 def resolved(architecture: str = "Qwen3NextForCausalLM", intervals: str | None = None, **changes):
     view = SimpleNamespace(
         model_path="m",
@@ -107,7 +117,7 @@ def resolved(architecture: str = "Qwen3NextForCausalLM", intervals: str | None =
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_supported_models(architecture) -> None:
-    check_resolved(*resolved(architecture))
+    check_all(*resolved(architecture))
 
 
 @pytest.mark.parametrize(
@@ -128,19 +138,19 @@ def test_supported_models(architecture) -> None:
 )
 def test_resolved(case, flag) -> None:
     with pytest.raises(Refusal) as caught:
-        check_resolved(*case)
+        check_all(*case)
     assert flag in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_full_prefill_graphs() -> None:
     graphs = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
     with pytest.raises(Refusal) as caught:
-        check_resolved(*resolved(cuda_graph_config=graphs))
+        check_all(*resolved(cuda_graph_config=graphs))
     one_sentence(caught, "--cuda-graph-backend-prefill full")
 
 
 def test_default_intervals_that_do_not_fit_the_page_are_left_out_silently() -> None:
-    check_resolved(*resolved(page_size=512))
+    check_all(*resolved(page_size=512))
 
 
 def test_a_child_process_reports_through_the_mailbox(monkeypatch) -> None:

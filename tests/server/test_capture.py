@@ -97,7 +97,7 @@ class TestAgainstShortChunks:
         expected = sorted(
             position
             for length in BATCH
-            for position in {*range(256, length, 256), length // 64 * 64}
+            for position in {*range(256, length, 256), length // 64 * 64, (length - 1) // 64 * 64}
         )
         assert sorted(stored.at_token for stored in written.values()) == expected
         assert_equal(written, reference[2])
