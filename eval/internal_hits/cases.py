@@ -45,9 +45,10 @@ Dialogue = Generator[Ask, tuple[int, ...], None]
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is. `device_kv_tokens` is the device pool that the push-out case has to overflow."""
+    """How large a run is. The KV pools, in tokens, are those that the push-out cases have to overflow."""
 
     device_kv_tokens: int
+    host_kv_tokens: int
     repeats: int
     points: int
 
@@ -104,6 +105,15 @@ def push_out(draw: Draw, scale: Scale) -> Dialogue:
     yield Ask(f"A[:{CUT}] + {NEW}", original[:CUT] + draw.tokens(NEW), match=CUT)
 
 
+def return_late(draw: Draw, scale: Scale) -> Dialogue:
+    original = draw.tokens(LONG)
+    output = yield Ask("A, new", original)
+    for _ in range(scale.host_kv_tokens // LONG + 1):
+        yield Ask("others", draw.tokens(LONG))
+    match = len(original) + len(output) - 1
+    yield Ask(f"A + {NEW}", [*original, *output, *draw.tokens(NEW)], match=match)
+
+
 def rewrite_twice(draw: Draw, scale: Scale) -> Dialogue:
     original = draw.tokens(LONG)
     yield Ask("A, new", original)
@@ -133,6 +143,7 @@ CASES = (
     Case("d", "random rewrite points", random_rewrites, once=True),
     Case("e", "rewrite after A was pushed out of the device", push_out),
     Case("f", "rewrite again at the same point", rewrite_twice),
+    Case("h", "A continues after it was pushed out of device and host", return_late, once=True),
 )
 ZERO_REUSE = "g"
 ZERO_REUSE_TITLE = "zero reuse, servers side by side"

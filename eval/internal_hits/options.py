@@ -64,7 +64,11 @@ class Options:
         ]
         for case in CASES:
             if case.key in self.cases:
-                times = f"{scale.points} points" if case.once else f"{scale.repeats} times"
+                times = (
+                    f"{scale.points} points"
+                    if case.key == "d"
+                    else f"{1 if case.once else scale.repeats} times"
+                )
                 lines.append(f"  case {case.key}: {case.title}, {times}")
         if self.with_zero_reuse:
             pairs = ", ".join(f"{count} pairs of {length} tokens" for length, count in self.pairs.items())
@@ -83,7 +87,15 @@ class Options:
         """Return how many servers are started and about how many prompt tokens are sent."""
         scale = self.scale
         flood = scale.device_kv_tokens // LONG + 1
-        per_case = {"a": 3, "b": 2, "c": 4, "d": 2 * scale.points, "e": flood + 2, "f": 3}
+        per_case = {
+            "a": 3,
+            "b": 2,
+            "c": 4,
+            "d": 2 * scale.points,
+            "e": flood + 2,
+            "f": 4,
+            "h": scale.host_kv_tokens // LONG + 3,
+        }
         chosen = [case for case in CASES if case.key in self.cases]
         prompts = sum(per_case[c.key] * (1 if c.once else scale.repeats) for c in chosen)
         starts = len({c.default_chunk for c in chosen}) * len(self.plain_systems)
@@ -157,8 +169,13 @@ def parse(argv: list[str] | None = None) -> Options:
     if ZERO_REUSE in cases and HISTATE not in systems:
         parser.error(f"--cases {ZERO_REUSE} compares others with {HISTATE}: add it to --systems")
     quick = given.quick
+    # HiCache's host pool is larger than HiState's by what HiState keeps for records in flight.
+    host_kv_tokens = round(given.device_kv_tokens * (given.host_ratio + 1))
     scale = Scale(
-        given.device_kv_tokens, given.repeats or (1 if quick else 3), given.points or (4 if quick else 10)
+        given.device_kv_tokens,
+        host_kv_tokens,
+        given.repeats or (1 if quick else 3),
+        given.points or (4 if quick else 10),
     )
     count = given.pairs or (4 if quick else 20)
     return Options(

@@ -7,6 +7,7 @@ from statistics import mean, median
 
 from eval.internal_hits.cases import CASES, ZERO_REUSE, ZERO_REUSE_TITLE
 from eval.internal_hits.records import Record
+from eval.internal_hits.systems import DESCRIPTIONS
 from eval.internal_hits.zero_reuse import Ratio
 
 HEADER = tuple(
@@ -25,6 +26,7 @@ HEADER = tuple(
     ]
 )
 _TEXT_COLUMNS = 2
+_SYSTEMS = tuple(DESCRIPTIONS)
 
 
 def case_table(records: Sequence[Record]) -> str:
@@ -43,7 +45,8 @@ def case_table(records: Sequence[Record]) -> str:
         if rows:
             lines.append(f"{case.key}. {case.title}")
         for row, systems in rows.items():
-            for number, (system, same) in enumerate(systems.items()):
+            ordered = sorted(systems.items(), key=lambda item: _SYSTEMS.index(item[0]))
+            for number, (system, same) in enumerate(ordered):
                 lines.append(_line(row if number == 0 else "", system, same))
     return layout(HEADER, lines) if lines else ""
 

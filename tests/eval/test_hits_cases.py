@@ -4,7 +4,7 @@ import pytest
 
 from eval.internal_hits.cases import CASES, LONG, Ask, Draw, Scale
 
-SCALE = Scale(device_kv_tokens=32768, repeats=3, points=10)
+SCALE = Scale(device_kv_tokens=32768, host_kv_tokens=98304, repeats=3, points=10)
 
 
 def play(key: str, seed: str = "0", output: int = 5) -> list[Ask]:
@@ -49,6 +49,11 @@ def test_reusable_is_whole_pages_and_leaves_one_token() -> None:
 def test_push_out_sends_more_than_the_device_holds() -> None:
     others = [request for request in play("e") if request.row == "others"]
     assert len(others) * LONG > SCALE.device_kv_tokens
+
+
+def test_returning_late_sends_more_than_the_host_holds() -> None:
+    others = [request for request in play("h") if request.row == "others"]
+    assert len(others) * LONG > SCALE.host_kv_tokens
 
 
 def test_repeats_have_seeds_of_their_own() -> None:
