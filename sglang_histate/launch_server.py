@@ -56,7 +56,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
     Raises:
         ConfigError, StoreError, UpstreamError: one sentence that names the flag and the way out.
     """
-    given, rest = split_flags(argv)
+    given, rest = split_flags(expand_config_file(argv))
     helping = bool({"-h", "--help"} & set(rest))
     enabled = helping or not given.pop("disable_histate", False)
     demo = given.pop("demo", False)
@@ -90,6 +90,41 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         )
         rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
     return with_defaults(rest, defaults), env
+
+
+def expand_config_file(argv: list[str]) -> list[str]:
+    """Return `argv` with ``--config FILE`` replaced by the file's flags, in front so that the command line wins.
+
+    The file is SGLang's: a YAML mapping of flags without the leading dashes. It is read here because defaults that this
+    launcher adds must not override it.
+
+    Raises:
+        ConfigError: the file cannot be read as such a mapping.
+    """
+    name = given_value(argv, "--config")
+    if name is None:
+        return argv
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(name).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {name} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {name} is not a mapping of flags to values")
+    flags: list[str] = []
+    for key, value in values.items():
+        flag = "--" + str(key).replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is not False and value is not None:
+            flags += [flag, *(str(item) for item in (value if isinstance(value, list) else [value]))]
+    rest = list(argv)
+    while (
+        at := next((i for i, part in enumerate(rest) if part.partition("=")[0] == "--config"), None)
+    ) is not None:
+        del rest[at : at + (1 if "=" in rest[at] else 2)]
+    return flags + rest
 
 
 def given_value(argv: list[str], *names: str) -> str | None:

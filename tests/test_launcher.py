@@ -242,3 +242,26 @@ def test_help_lists_our_flags_in_a_group_of_their_own(tmp_path) -> None:
         assert f"  {flag_name(name)}" in group.split("\n\n", 2)[1], flag_name(name)
         assert f"\n  {flag_name(name)}" not in before, f"{flag_name(name)} is listed twice"
     assert "--page-size" in before
+
+
+def test_a_config_file_counts_like_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "page-size: 128\nhistate_ssd_dir: /s\ndemo: true\nlora-paths: [a, b]\nskip-server-warmup: false\n"
+    )
+    argv = ["--port", "1", "--config", str(file), "--page-size", "64"]
+    assert launch_server.expand_config_file(argv) == [
+        *("--page-size", "128", "--histate-ssd-dir", "/s", "--demo", "--lora-paths", "a", "b"),
+        *("--port", "1", "--page-size", "64"),
+    ]
+    assert launch_server.expand_config_file([f"--config={file}"])[:2] == ["--page-size", "128"]
+    assert launch_server.expand_config_file(["--port", "1"]) == ["--port", "1"]
+
+
+@pytest.mark.parametrize("content", [None, "- a list\n", "a: [1\n"])
+def test_a_bad_config_file_is_named(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "server.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=f"--config {file}"):
+        launch_server.expand_config_file(["--config", str(file)])

@@ -30,7 +30,7 @@ class HiStateCache(UnifiedRadixCache):
     def request_arrived(self, req: Any) -> None:
         """Called when a request enters the waiting queue: start reading what it will need."""
         if self.tier is not None:
-            self.tier.fault_ins.ready(req)
+            self.tier.fault_ins.arrived(req)
 
     def request_ready(self, req: Any) -> bool:
         """Called before a waiting request is admitted. False: skip it in this step, a checkpoint is on its way."""

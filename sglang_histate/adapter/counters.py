@@ -21,6 +21,7 @@ class Miss(Enum):
     KV_GONE = "kv_evicted_while_reading"
     NO_HOST_KV = "no_host_room_for_kv"
     DEADLINE = "read_deadline"
+    NOT_LOADED = "attached_but_not_loaded"
     ABORTED = "request_aborted"
     CACHE_RESET = "cache_reset"
     RETRIES = "gave_up_after_retries"

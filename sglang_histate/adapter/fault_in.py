@@ -23,6 +23,7 @@ import torch
 
 from sglang_histate.adapter.counters import Counters, Miss
 from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.pins import HostPins
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
 from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
@@ -77,12 +78,29 @@ class FaultIns:
         self._by_key: dict[bytes, FaultIn] = {}  # in the order of their start
         self._by_ticket: dict[int, FaultIn] = {}
         self._waiting: dict[Any, FaultIn] = {}
-        self._pinned: dict[Any, tuple[Any, Any]] = {}  # request handle -> node and receipt of its host lock
+        self._pins = HostPins(cache, slots)
+        # A long queue must not pin the whole host pool: beyond half of it, only requests about to run start a read.
+        self._early_limit = max(1, slots.total // 2)
         self._started = 0
         self.version = 0  # grows whenever a lookup could find something new
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a read."""
+        return len(self._waiting)
+
+    @property
+    def pinned(self) -> int:
+        """Requests whose attached state is pinned."""
+        return len(self._pins)
+
+    def arrived(self, req: Any) -> None:
+        """`req` enters the queue: start its read, unless enough of them are ahead of their requests already."""
+        if len(self._pins) + len(self._by_key) < self._early_limit:
+            self.ready(req)
 
     def ready(self, req: Any) -> bool:
         """Return True if `req` may be admitted now; False while a checkpoint for it is on its way."""
@@ -101,12 +119,12 @@ class FaultIns:
         state.looked_at_version = self.version
         look = self._look(req, state)
         if look is _Look.SHORT:
-            return not self._wait_for_room(state)
+            return not self._waits_for_room(state)
         return look is _Look.NOTHING
 
     def cancel(self, handle: Any) -> None:
         """The request is gone. A read that nobody waits for any more ends without effect."""
-        self.admitted(handle)
+        self._pins.release(handle)
         fault = self._waiting.pop(handle, None)
         if fault is not None:
             fault.waiters.pop(handle, None)
@@ -114,11 +132,7 @@ class FaultIns:
 
     def admitted(self, handle: Any) -> None:
         """The request's load-back holds its own locks now: let its attached state go."""
-        pin = self._pinned.pop(handle, None)
-        if pin is not None:
-            node_id, receipt = pin
-            self._cache.dec_host_lock_ref(node_id, receipt)
-            self._slots.drop_loaded(node_id)
+        self._pins.release(handle)
 
     def complete(self, ticket: ReadTicket) -> None:
         """A read was committed on all ranks: attach its state, or forget it, and let the waiters go."""
@@ -128,6 +142,8 @@ class FaultIns:
         del self._by_key[fault.key]
         for handle in fault.waiters:
             del self._waiting[handle]
+        if fault.abandoned:
+            self.version += 1  # the disk is back: what was not looked for meanwhile may be read
         if not ticket.ok:
             self._slots.free(fault.slot)
             self._counters.miss(Miss.READ_FAILED)
@@ -139,19 +155,19 @@ class FaultIns:
             return
         self._attach(fault)
 
-    def expired_count(self) -> int:
-        """Return how many reads, oldest first and without a gap, are past their deadline on this rank."""
-        now_s, count = time.monotonic(), 0
-        for fault in self._by_key.values():
-            if now_s - fault.started_s < READ_DEADLINE_S:
-                break
-            count += 1
-        return count
+    def expired_until(self) -> int:
+        """Return the number of the newest read that is past its deadline on this rank, 0 if none is."""
+        now_s = time.monotonic()
+        late = (fault.number for fault in self._by_key.values() if now_s - fault.started_s >= READ_DEADLINE_S)
+        return max(late, default=0)
 
-    def expire(self, count: int) -> None:
-        """Let the waiters of the `count` oldest reads go on without them. All ranks call it with the same number."""
-        for fault in list(self._by_key.values())[:count]:
-            if fault.abandoned:
+    def expire(self, until: int) -> None:
+        """Let the waiters of reads up to number `until` go on without them; all ranks call it with the same number.
+
+        Called after `complete`: a read that has ended is never late, however long the scheduler was busy.
+        """
+        for fault in self._by_key.values():
+            if fault.number > until or fault.abandoned:
                 continue
             fault.abandoned = True
             self._counters.miss(Miss.DEADLINE)
@@ -168,7 +184,7 @@ class FaultIns:
         self._by_key.clear()
         self._by_ticket.clear()
         self._waiting.clear()
-        self._pinned.clear()  # the locks go with the tree
+        self._pins.clear()
         self.version += 1
 
     def _look(self, req: Any, state: RequestState) -> _Look:
@@ -191,18 +207,24 @@ class FaultIns:
         if state.fault_ins == 0:
             self._counters.internal_hits += 1
         state.fault_ins += 1
+        state.short_since = None
         fault.waiters[req.cache_request_handle] = req
         self._waiting[req.cache_request_handle] = fault
         return _Look.STARTED
 
-    def _wait_for_room(self, state: RequestState) -> bool:
-        """Return True while reads that were under way when `state`'s request came short have not ended."""
+    def _waits_for_room(self, state: RequestState) -> bool:
+        """Return True while reads that were under way when the request came short have not ended.
+
+        A request waits so once. If others take what became free, it goes on without.
+        """
+        if state.gave_up_on_room:
+            return False
         if state.short_since is None:
             state.short_since = self._started
         oldest = next(iter(self._by_key.values()), None)
         if oldest is None or oldest.number > state.short_since:
             self._counters.miss(Miss.NO_ROOM)
-            state.short_since = None
+            state.gave_up_on_room = True
             return False
         state.looked_at_version = -1
         return True
@@ -251,13 +273,14 @@ class FaultIns:
         if outcome is Attach.ATTACHED:
             for handle, waiter in fault.waiters.items():
                 state_of(waiter, self._page_size).attached = fault.position
-                self._pinned[handle] = node_id, self._cache.inc_host_lock_ref(node_id).to_dec_params()
+                self._pins.hold(handle, node_id)
             return
         self._slots.free(fault.slot)
+        if outcome is Attach.NO_HOST_KV:
+            self._counters.miss(Miss.NO_HOST_KV)  # reading it again would end here again
+            return
         for waiter in fault.waiters.values():
             state_of(waiter, self._page_size).looked_at_version = -1  # the tree has changed
         if outcome is Attach.KV_GONE:
             self._counters.miss(Miss.KV_GONE)
             self.version += 1  # an earlier checkpoint may still be in reach
-        elif outcome is Attach.NO_HOST_KV:
-            self._counters.miss(Miss.NO_HOST_KV)

@@ -5,6 +5,7 @@ Patches add calls to these functions and no logic of their own; see patches/hist
 
 from __future__ import annotations
 
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def finish_capture(forward_batch: Any) -> None:
 
 def chunk_grid(tree_cache: Any, stock_grid: int) -> int:
     """``PrefillAdder``: what a prefill chunk is cut to, in tokens, so that the next one starts where states can be named."""
-    return max(stock_grid, getattr(tree_cache, "capture_grid", 1))
+    return lcm(stock_grid, getattr(tree_cache, "capture_grid", 1))
 
 
 def request_arrived(tree_cache: Any, req: Any) -> None:

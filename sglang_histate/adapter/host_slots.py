@@ -22,6 +22,11 @@ class HostSlots:
         assert tuple(self._temporal.shape[1:]) == (len(layout.layer_ids), 1, *layout.temporal_shape)
         assert tuple(self._conv.shape[1:]) == (len(layout.layer_ids), 1, *layout.conv_shape)
 
+    @property
+    def total(self) -> int:
+        """Slots of the pool, free or not."""
+        return int(self._temporal.shape[0])
+
     def alloc(self) -> torch.Tensor | None:
         """Return one free slot (an index tensor of length 1), evicting the least recently used state if needed."""
         return self._component.alloc_prefetch_staging(1)

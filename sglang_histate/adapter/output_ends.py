@@ -77,7 +77,7 @@ class OutputEnds:
             return
         if any(end.key == key for end in self._pending):
             return
-        record = self._store.acquire_record()
+        record = self._store.acquire_record() if self._store.records.free_for_writes else None
         if record is None:
             self._counters.drop(Drop.NO_RECORD)
             return

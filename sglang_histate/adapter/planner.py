@@ -57,7 +57,9 @@ class CapturePlanner:
         for batch_row, req, state, position in self._fit(wanted):
             key = state.keys.at(req.full_untruncated_fill_ids, position)
             record = self._store.acquire_record()
-            assert record is not None, "the plan was cut to the free records"
+            if record is None:  # the store is being closed
+                self._counters.drop(Drop.NO_RECORD)
+                continue
             rows.append(CaptureRow(batch_row, position - req.prefix_len, position, key, record))
         self._counters.planned += len(rows)
         return ForwardCapture(rows, self._layout, self._egress) if rows else None
@@ -108,9 +110,7 @@ class CapturePlanner:
         self, wanted: list[tuple[int, Any, RequestState, int]]
     ) -> list[tuple[int, Any, RequestState, int]]:
         """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""
-        # Reads take their buffers from the same pool: leave them some.
-        pool = self._store.records
-        free = max(0, pool.free - max(1, pool.total // 8))
+        free = self._store.records.free_for_writes
         if len(wanted) <= free:
             return wanted
         self._counters.drop(Drop.NO_RECORD, len(wanted) - free)

@@ -18,13 +18,12 @@ class RequestState:
     restorable: int = 0  # deepest state at or before it that is on device or host
     branch: int | None = None  # last grid position of the KV match, if it lies beyond every state
     # Set by the fault-in.
-    looked_at_version: int = (
-        -1
-    )  # the store's version at the last lookup; equal means nothing new can be found
+    # The version of the store at the last lookup; while it is the same, nothing new can be found.
+    looked_at_version: int = -1
     fault_ins: int = 0
-    short_since: int | None = (
-        None  # the last read that was under way when there was no room for one for this request
-    )
+    # The last read that was under way when there was no room for one for this request.
+    short_since: int | None = None
+    gave_up_on_room: bool = False
     attached: int | None = None  # where a checkpoint from the SSD was attached for this request
     # Set at admission.
     kv_loaded: int = 0  # tokens of KV that had to come from the host

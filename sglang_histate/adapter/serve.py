@@ -9,12 +9,14 @@ from pathlib import Path
 
 import sglang
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+from sglang.srt.mem_cache.registry import get_radix_cache_factory
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
 from sglang_histate.adapter.checks import check_arguments, check_model, check_resolved
 from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.plugin import BACKEND
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, open_mailbox, read_message
 from sglang_histate.config import ConfigError
 from sglang_histate.upstream import UpstreamError, check_active_overlay
@@ -38,6 +40,11 @@ def main(argv: list[str]) -> int:
 
 def _check(server_args: ServerArgs) -> None:
     config = config_of(server_args)
+    if get_radix_cache_factory(BACKEND) is None:
+        raise Refusal(
+            f"the plugin {BACKEND} was not loaded: name it in SGLANG_PLUGINS={os.environ.get('SGLANG_PLUGINS', '')}, or "
+            "unset that variable"
+        )
     check_arguments(server_args)
     try:
         model_config = model_config_of(server_args)

@@ -66,8 +66,21 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         "locks": {
             "kv_protected_tokens": tree_cache.full_protected_size(),
             "states_protected": tree_cache.mamba_protected_size(),
+            "requests_waiting_for_reads": tree_cache.tier.fault_ins.waiting,
+            "requests_with_pinned_state": tree_cache.tier.fault_ins.pinned,
+            "host_locks": host_lock_count(tree_cache),
         },
     }
+
+
+def host_lock_count(tree_cache: Any) -> int:
+    """Return how many nodes hold a lock on their host KV or host state."""
+    nodes, locked = list(tree_cache.tree_core.root_node.children.values()), 0
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(node.children.values())
+        locked += any(data.host_lock_ref > 0 for data in node.component_data)
+    return locked
 
 
 def _usage(total: int, free: int, unit_bytes: float) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
-from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.counters import Counters, Drop, Miss
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
@@ -64,13 +64,13 @@ class SsdTier:
             # A scheduler that spins while a request waits would keep the reader threads from the GIL.
             time.sleep(0)
         writes, reads = self.store.completed()
-        # A rank whose disk hangs lets all ranks go on: the largest count, as the minimum of negative ones.
+        # A rank whose disk hangs lets all ranks go on: the largest number, as the minimum of negative ones.
         mine = [
             self._captures_done(),
             self.output_ends.done_count(),
             writes,
             reads,
-            -self.fault_ins.expired_count(),
+            -self.fault_ins.expired_until(),
         ]
         captures, ends, writes, reads, expired = self._agreement.minimum(mine)
         for _ in range(captures):
@@ -79,15 +79,14 @@ class SsdTier:
                 self.counters.captured += 1
         for end in self.output_ends.pop(ends):
             self._publish(end)
-        self.fault_ins.expire(-expired)
         write_ok, read_ok = self.store.outcomes(writes, reads)
-        if not (write_ok or read_ok):
-            return
-        flags = self._agreement.minimum([int(ok) for ok in (*write_ok, *read_ok)])
-        cut = len(write_ok)
-        committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
-        for ticket in committed.reads:
-            self.fault_ins.complete(ticket)
+        if write_ok or read_ok:
+            flags = self._agreement.minimum([int(ok) for ok in (*write_ok, *read_ok)])
+            cut = len(write_ok)
+            committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
+            for ticket in committed.reads:
+                self.fault_ins.complete(ticket)
+        self.fault_ins.expire(-expired)
 
     def request_planned(self, req: Any) -> None:
         """The request is in a batch: what it resumes from is locked by its load-back."""
@@ -131,6 +130,8 @@ class SsdTier:
             # Stock counts KV behind a host-side state as host KV even where it never left the device.
             req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)
             req.cached_tokens_device = req.prefix_len - req.cached_tokens_host
+        if state.attached is not None and req.prefix_len < state.attached:
+            self.counters.miss(Miss.NOT_LOADED)
         if state.attached is not None and state.attached == req.prefix_len:
             state.restored_from_ssd = req.prefix_len
             self.counters.restored_requests += 1

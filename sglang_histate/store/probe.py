@@ -75,7 +75,8 @@ def check_directory(
     """Refuse a directory that cannot hold a store of `size_bytes`; create it (0700) if its parent exists.
 
     `slab_bytes` adds the check that at least two slabs fit. `store_file` names the slab file that will be
-    used: its blocks count as free, and a process that holds it is reported.
+    used: its blocks count as free, and a process that holds it is reported. Without it the blocks of all slab
+    files count as free.
 
     Raises:
         StoreError: with one sentence that names the flag, the value and the way out.
@@ -103,7 +104,9 @@ def check_directory(
         raise StoreError(
             f"{where} is not writable: check permissions and mount options or use another directory"
         )
-    own_bytes = _allocated_bytes(store_file) if store_file is not None else 0
+    # Before the model is known any slab file here may be the one that is used again; `store_file` decides later.
+    own_files = [store_file] if store_file is not None else path.glob(f"*/*/{SLAB_FILE}")
+    own_bytes = sum(_allocated_bytes(file) for file in own_files)
     free_bytes = _free_bytes(path) + own_bytes
     if free_bytes < size_bytes:
         raise StoreError(

@@ -68,6 +68,11 @@ class RecordPool:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def free_for_writes(self) -> int:
+        """Free buffers that a writer may take: an eighth of all, at least one, is left to reads."""
+        return max(0, self.free - max(1, self.total // 8))
+
     def free_ids(self) -> tuple[int, ...]:
         """Return the free buffers, next one last."""
         return tuple(record.buffer_id for record in self._free)

@@ -13,6 +13,8 @@ from sglang_histate.adapter.counters import Counters, Miss
 from sglang_histate.adapter.fault_in import MAX_FAULT_INS_PER_REQUEST, FaultIns
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.status import host_lock_count
+from sglang_histate.adapter.tree_attach import Attach
 
 from .conftest import GPU
 from .engine import PAGE, build, request, tokens
@@ -89,6 +91,8 @@ class Bench:
         """Nothing is in flight, and everything is back or in the tree."""
         assert len(self.faults) == 0 and not self.faults._waiting and not self.faults._by_ticket
         assert self.store.records.free == self.store.records.total and self.store.outstanding == 0
+        loads = len(self.engine.cache.ongoing_load_back)
+        assert host_lock_count(self.engine.cache) <= self.faults.pinned + loads, "a host lock nobody holds"
         self.engine.check()
 
 
@@ -356,25 +360,118 @@ def test_a_short_shortage_is_waited_out(bench) -> None:
     bench.check_idle()
 
 
+def test_a_deeper_checkpoint_takes_the_place_of_a_pinned_one(bench) -> None:
+    """The request waits on, and another one stores more of the same prompt: one pin remains, on the deeper node."""
+    bench.put(256)
+    req = rewrite(700)
+    assert not bench.faults.ready(req)
+    bench.pump()
+    bench.put(512)
+    assert not bench.faults.ready(req)
+    bench.pump()
+    assert bench.faults.ready(req) and state_of(req, PAGE).attached == 512 and bench.faults.pinned == 1
+    bench.faults.admitted(req.cache_request_handle)
+    assert bench.faults.pinned == 0
+    bench.check_idle()
+
+
+def test_a_queue_is_read_ahead_for_half_of_the_host_slots_at_most(bench) -> None:
+    limit = bench.engine.slots.total // 2
+    reqs = []
+    for seed in range(10, limit + 14):
+        ids = tokens((seed, 128))
+        bench.engine.insert(ids)
+        bench.put(64, ids=ids)
+        reqs.append(request(tokens((seed, 100), (2, 20))))
+        bench.engine.settle()
+        bench.engine.evict_kv(2048)  # to the host
+    for req in reqs:
+        bench.faults.arrived(req)
+        bench.pump()
+    assert bench.faults.pinned == limit
+    assert not bench.faults.ready(reqs[-1]), "a request that is about to run reads all the same"
+    bench.pump()
+    assert bench.faults.ready(reqs[-1]) and bench.faults.pinned == limit + 1
+    for req in reqs:
+        bench.faults.cancel(req.cache_request_handle)
+    bench.check_idle()
+
+
 def test_a_read_past_its_deadline_lets_its_request_go(bench, monkeypatch) -> None:
     bench.put(512)
     bench.disk.reads_allowed.clear()
     req, late = rewrite(700), rewrite(700, seed=3)
     assert not bench.faults.ready(req)
-    assert bench.faults.expired_count() == 0
+    assert bench.faults.expired_until() == 0
     monkeypatch.setattr("sglang_histate.adapter.fault_in.READ_DEADLINE_S", 0.0)
-    assert bench.faults.expired_count() == 1
-    bench.faults.expire(1)
-    bench.faults.expire(1)
+    number = bench.faults.expired_until()
+    assert number > 0
+    bench.faults.expire(number)
+    bench.faults.expire(number)
     assert bench.faults.ready(req) and bench.counters.missed[Miss.DEADLINE] == 1
     assert bench.faults.ready(late), "nothing new is read while the disk hangs"
     bench.disk.reads_allowed.set()
     bench.pump()
     monkeypatch.undo()
-    assert not bench.faults.ready(rewrite(700, seed=4)), "the disk is back"
+    assert not bench.faults.ready(late), "the disk is back, also for a request that looked before"
     bench.pump()
-    for handle in list(bench.faults._pinned):
-        bench.faults.cancel(handle)
+    bench.faults.cancel(late.cache_request_handle)
+    bench.check_idle()
+
+
+def test_a_read_that_has_ended_is_never_late(bench, monkeypatch) -> None:
+    """The scheduler may be busy for longer than the deadline; what was read meanwhile is used."""
+    bench.put(512)
+    req = rewrite(700)
+    assert not bench.faults.ready(req)
+    monkeypatch.setattr("sglang_histate.adapter.fault_in.READ_DEADLINE_S", 0.0)
+    number = bench.faults.expired_until()
+    bench.pump()
+    bench.faults.expire(number)
+    assert bench.faults.ready(req) and bench.host_state(512) == 512.0
+    assert bench.counters.missed[Miss.DEADLINE] == 0
+    bench.faults.cancel(req.cache_request_handle)
+    bench.check_idle()
+
+
+def test_kv_that_cannot_be_kept_on_the_host_is_read_for_once(bench, monkeypatch) -> None:
+    bench.put(512)
+    req = rewrite(700)
+    assert not bench.faults.ready(req)
+    monkeypatch.setattr(
+        "sglang_histate.adapter.fault_in.attach_host_state", lambda *_: (Attach.NO_HOST_KV, None)
+    )
+    bench.pump()
+    assert bench.faults.ready(req) and bench.faults.ready(req)
+    assert bench.counters.missed[Miss.NO_HOST_KV] == 1 and bench.counters.fault_ins == 1
+    bench.check_idle()
+
+
+def test_a_request_waits_for_room_only_once(bench) -> None:
+    """Others may take what becomes free again and again; it must not wait for ever."""
+    bench.put(512)
+    other_ids = tokens((7, 600))
+    bench.engine.insert(other_ids[:576])
+    bench.engine.settle()
+    for position in (256, 320, 384):
+        bench.put(position, ids=other_ids)
+    bench.disk.reads_allowed.clear()
+    first = request(tokens((7, 300), (8, 100)))
+    assert not bench.faults.ready(first)
+    taken = [bench.store.acquire_record() for _ in range(bench.store.records.free)]
+    req = rewrite(700)
+    assert not bench.faults.ready(req)
+    bench.disk.reads_allowed.set()
+    bench.pump()  # the read it waited for has ended
+    taken += [
+        bench.store.acquire_record() for _ in range(bench.store.records.free)
+    ]  # and somebody was quicker
+    assert bench.faults.ready(req) and bench.counters.missed[Miss.NO_ROOM] == 1
+    bench.faults.version += 1
+    assert bench.faults.ready(req) and bench.counters.missed[Miss.NO_ROOM] == 1
+    for record in taken:
+        bench.store.release_record(record)
+    bench.faults.cancel(first.cache_request_handle)
     bench.check_idle()
 
 

@@ -32,7 +32,9 @@ class Spec:
     arguments: tuple[str, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     histate: bool = True
-    sizes: tuple[str, ...] = field(default=("--histate-ssd-size", "64MiB", "--histate-inflight-size", "16MiB"))
+    sizes: tuple[str, ...] = field(
+        default=("--histate-ssd-size", "64MiB", "--histate-inflight-size", "16MiB")
+    )
 
 
 MAIN = Spec("main", ("--chunked-prefill-size", "8192", "--max-total-tokens", "20480"))

@@ -35,7 +35,11 @@ def capture_one(servers: Servers, spec: Spec) -> tuple[Captured, list[int]]:
     written = checkpoints.written()
     counters = server.settle()["counters"]
     taken = counters["checkpoints_captured_total"] - before["checkpoints_captured_total"]
-    assert taken == counters["checkpoints_planned_total"] - before["checkpoints_planned_total"] == len(INTERIOR) + 1
+    assert (
+        taken
+        == counters["checkpoints_planned_total"] - before["checkpoints_planned_total"]
+        == len(INTERIOR) + 1
+    )
     assert counters["checkpoints_dropped_total"] == before["checkpoints_dropped_total"]
     return written, answer["output_ids"]
 
@@ -107,7 +111,9 @@ class TestAgainstShortChunks:
     ) -> None:
         written = capture_beside_decode(servers, spec)
         assert_equal(written, reference[3])
-        assert {*(256 * step for step in range(1, 8)), 1984} == {stored.at_token for stored in written.values()}
+        assert {*(256 * step for step in range(1, 8)), 1984} == {
+            stored.at_token for stored in written.values()
+        }
 
     def test_what_a_mixed_batch_left_in_the_tree_is_right(
         self, servers: Servers, spec: Spec, reference: tuple[Captured, list[int], Captured, Captured]

@@ -26,7 +26,14 @@ from .tools import (
 pytestmark = pytest.mark.server
 
 CHUNK = 1024
-COMMON = ("--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "16384", "--histate-interval", "fixed:256")
+COMMON = (
+    "--chunked-prefill-size",
+    str(CHUNK),
+    "--max-total-tokens",
+    "16384",
+    "--histate-interval",
+    "fixed:256",
+)
 SLOW = Spec("slow-disk", COMMON, (("HISTATE_TEST_DISK_DELAY_MS", "1500"),))
 BROKEN = Spec("broken-disk", COMMON, (("HISTATE_TEST_DISK_FAULT_RATE", "1.0"),))
 TINY = Spec(
@@ -95,7 +102,9 @@ class TestAborts:
 
     @pytest.mark.parametrize("silently", [False, True], ids=["abort_request", "hang up"])
     def test_while_queued_and_prefilling(self, slow: Server, silently: bool) -> None:
-        pending = [Pending(slow, random_tokens(5000, f"queue-{silently}-{i}"), 2, rid=f"queue-{i}") for i in range(3)]
+        pending = [
+            Pending(slow, random_tokens(5000, f"queue-{silently}-{i}"), 2, rid=f"queue-{i}") for i in range(3)
+        ]
         time.sleep(0.3)
         for index, request in enumerate(pending):
             _end(slow, request, f"queue-{index}", silently)
@@ -116,7 +125,9 @@ class TestAborts:
         before = slow.status()["counters"]
         pending = Pending(slow, prompt[:2000] + random_tokens(50, "fault new"), 2, rid="fault")
         deadline = time.monotonic() + 20
-        while slow.status()["inflight"]["fault_ins"] == 0 and time.monotonic() < deadline and pending.is_alive():
+        while (
+            slow.status()["inflight"]["fault_ins"] == 0 and time.monotonic() < deadline and pending.is_alive()
+        ):
             time.sleep(0.02)
         _end(slow, pending, "fault", silently)
         after = slow.settle()["counters"]

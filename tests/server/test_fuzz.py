@@ -97,7 +97,11 @@ def test_random_requests(servers: Servers) -> None:
                 if number is None:
                     return
                 prompt = agents.prompt()
-                give_up, wait_s, silently = source.random() < 0.15, source.random() * 0.6, source.random() < 0.5
+                give_up, wait_s, silently = (
+                    source.random() < 0.15,
+                    source.random() * 0.6,
+                    source.random() < 0.5,
+                )
                 length = source.choice([1, 2, 8, 30])
             try:
                 if give_up and number % COMPARE_EVERY:
@@ -136,7 +140,9 @@ def test_random_requests(servers: Servers) -> None:
     assert worst <= LOGPROB_TOLERANCE
     assert_all_returned(server)
     used = sum(details(warm)["ssd_checkpoint"] > 0 for _, warm in sampled)
-    print(f"fuzz: {tally}, compared {len(sampled)} ({used} through ssd), worst logprob difference {worst:.2e}")
+    print(
+        f"fuzz: {tally}, compared {len(sampled)} ({used} through ssd), worst logprob difference {worst:.2e}"
+    )
     print(f"fuzz counters: {counters}")
     assert tally["ssd"] > 0, "no request was served through an SSD checkpoint: the fuzz tested nothing"
 

@@ -194,7 +194,9 @@ def test_45_a_needle_in_the_first_page_from_every_tier(fixed: Server) -> None:
     prompt = needle + hay
     other = random_tokens(40, "45 other") + hay
     cold = cold_run(fixed, prompt, 24)
-    assert cold_run(fixed, other, 24)["output_ids"] != cold["output_ids"], "the answer does not depend on the needle"
+    assert cold_run(fixed, other, 24)["output_ids"] != cold["output_ids"], (
+        "the answer does not depend on the needle"
+    )
     fixed.flush()
     fixed.generate(prompt, 1)
     device = fixed.generate(prompt, 24)
@@ -313,4 +315,3 @@ def _without_compiler(folder: Path) -> str:
             link.symlink_to(program)
     assert all(shutil.which(tool, path=str(folder)) is None for tool in ("cc", "gcc", "g++", "c++", "ninja"))
     return str(folder)
-

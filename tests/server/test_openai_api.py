@@ -137,7 +137,9 @@ def test_usage_says_what_was_cached(main: Server, client: openai.OpenAI) -> None
         extra_body={"return_cached_tokens_details": True},
     )  # fmt: skip
     assert _cached(second) >= 4096
-    extension: Any = (second.model_extra or {}).get("sglext") or (second.choices[0].model_extra or {}).get("sglext")
+    extension: Any = (second.model_extra or {}).get("sglext") or (second.choices[0].model_extra or {}).get(
+        "sglext"
+    )
     assert extension is not None
     found = extension["cached_tokens_details"]
     assert found["ssd_checkpoint"] == found["device"] + found["host"] == _cached(second)
@@ -170,8 +172,9 @@ def _cached(answer: Any) -> int:
         {"prompt": "x", "max_tokens": -1},
         {"prompt": "x", "max_tokens": 1, "temperature": -1},
         {"prompt": [32] * 200_000, "max_tokens": 1},
+        {"prompt": [5, 100_000_000], "max_tokens": 1},
     ],
-    ids=["empty", "negative-length", "negative-temperature", "too-long"],
+    ids=["empty", "negative-length", "negative-temperature", "too-long", "unknown-token"],
 )
 def test_bad_requests_are_refused_and_leave_the_server_whole(
     main: Server, client: openai.OpenAI, body: dict[str, Any]

@@ -103,7 +103,9 @@ def test_no_directory_in_a_process_of_its_own() -> None:
 
 
 def test_missing_parent(tmp_path: Path, refused: Check) -> None:
-    refused(["--demo", "--histate-ssd-dir", str(tmp_path / "a" / "b")], "--histate-ssd-dir", str(tmp_path / "a"))
+    refused(
+        ["--demo", "--histate-ssd-dir", str(tmp_path / "a" / "b")], "--histate-ssd-dir", str(tmp_path / "a")
+    )
     assert not (tmp_path / "a").exists()
 
 
@@ -116,7 +118,9 @@ def test_file_instead_of_directory(tmp_path: Path, refused: Check) -> None:
 def test_read_only_directory(tmp_path: Path, refused: Check) -> None:
     folder = tmp_path / "ssd"
     folder.mkdir(mode=0o500)
-    if os.access(folder, os.W_OK):  # permissions do not bind this user: take a file system that cannot be written
+    if os.access(
+        folder, os.W_OK
+    ):  # permissions do not bind this user: take a file system that cannot be written
         folder = Path("/sys")
     refused(["--demo", "--histate-ssd-dir", str(folder), SIZE, "1MiB"], "--histate-ssd-dir", "not writable")
 
@@ -159,14 +163,21 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         requests.append({"argv": command, "environ": dict(case.environ)})
     driver = Path(__file__).with_name("refusal_driver.py")
     done = subprocess.run(
-        [sys.executable, str(driver)], env=env, input=json.dumps(requests), capture_output=True, text=True, timeout=500
+        [sys.executable, str(driver)],
+        env=env,
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert "ANSWERS " in done.stdout, done.stderr[-3000:]
     answers = json.loads(done.stdout.rpartition("ANSWERS ")[2])
     return {case.name: answer for case, answer in zip(CASES, answers, strict=True)}
 
 
-_SMALL = {name: value for name, value in model_config().items() if name not in ("architectures", "model_type")}
+_SMALL = {
+    name: value for name, value in model_config().items() if name not in ("architectures", "model_type")
+}
 
 
 def _config_json(entries: dict[str, Any]) -> str:
@@ -190,19 +201,34 @@ def test_pure_attention_through_the_launcher(tmp_path: Path) -> None:
     (case,) = [case for case in CASES if case.name == "pure-attention"]
     (tmp_path / "config.json").write_text(_config_json(case.config or {}))
     ended = launch(
-        "--model-path", str(tmp_path), "--histate-ssd-dir", str(tmp_path / "ssd"), SIZE, "1MiB", environ=ENVIRON
+        "--model-path",
+        str(tmp_path),
+        "--histate-ssd-dir",
+        str(tmp_path / "ssd"),
+        SIZE,
+        "1MiB",
+        environ=ENVIRON,
     )
     assert_refused(ended.returncode, ended.stdout + ended.stderr, "--model-path", "Qwen3ForCausalLM")
 
 
 def test_second_server_on_the_same_directory(main: Server, servers: Servers, tmp_path: Path) -> None:
     # Its own identity has to be the same, or it would use another file below the same directory.
-    arguments = ["--demo", *MAIN.arguments, "--histate-ssd-dir", str(servers.ssd_dir(MAIN)), *MAIN.sizes, *HOST_SIZE]
+    arguments = [
+        "--demo",
+        *MAIN.arguments,
+        "--histate-ssd-dir",
+        str(servers.ssd_dir(MAIN)),
+        *MAIN.sizes,
+        *HOST_SIZE,
+    ]
     second = Server(arguments, tmp_path / "second.log", ENVIRON)
     try:
         with pytest.raises(ServerFailed):
             second.wait_ready()
-        assert_refused(second.process.returncode, second.log_file.read_text(), "--histate-ssd-dir", "another process")
+        assert_refused(
+            second.process.returncode, second.log_file.read_text(), "--histate-ssd-dir", "another process"
+        )
     finally:
         second.stop()
     assert main.generate([40] * 70, 2)["output_ids"]

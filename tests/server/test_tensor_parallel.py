@@ -59,7 +59,9 @@ def test_two_ranks_answer_like_one(servers: Servers) -> None:
     two = ask_all(server)
     assert [counts for _, *counts in two] == [counts for _, *counts in one]
     assert [tokens for tokens, *_ in two] == [tokens for tokens, *_ in one]
-    print("tensor parallel:", len(two), "requests,", sum(ssd > 0 for *_, ssd in two), "through SSD checkpoints")
+    print(
+        "tensor parallel:", len(two), "requests,", sum(ssd > 0 for *_, ssd in two), "through SSD checkpoints"
+    )
 
 
 def test_concurrent_requests_do_not_hang(servers: Servers) -> None:

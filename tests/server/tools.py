@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -184,8 +185,23 @@ def in_use(status: dict[str, Any]) -> dict[str, int]:
     }
 
 
+def idle_locks(server: Server, timeout_s: float = 30.0) -> dict[str, int]:
+    """Return the locks of the server once they are all free, or after `timeout_s`: ends of requests take a step or two."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        locks: dict[str, int] = server.settle()["locks"]
+        if not any(locks.values()) or time.monotonic() > deadline:
+            return locks
+        time.sleep(0.2)
+
+
 def assert_all_returned(server: Server) -> None:
-    """Flush the idle server and check that every slot, page, record, slab and lock is free."""
+    """Flush the idle server and check that every slot, page, record, slab and lock is free.
+
+    A flush empties the pools whatever was lost, so the locks are looked at before it: on an idle server none is held.
+    """
+    locks = {name: count for name, count in idle_locks(server).items() if count}
+    assert not locks, f"still locked on an idle server: {locks}"
     server.flush()
     left = {name: count for name, count in in_use(server.settle()).items() if count}
     assert not left, f"still in use after a flush: {left}"

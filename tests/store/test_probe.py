@@ -178,3 +178,16 @@ def test_rank_names_stay_in_the_directory(root: Path):
     for name in ("../x", "", "a/b", ".."):
         with pytest.raises(ValueError):
             open_store(root, rank_name=name)
+
+
+def test_a_store_that_fills_the_disk_can_be_opened_again(tmp_path, monkeypatch) -> None:
+    """Its own blocks are not free, but they are the ones that it will use."""
+    file = tmp_path / "model" / "rank" / "slabs.dat"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * (1 << 20))
+    monkeypatch.setattr("sglang_histate.store.probe._free_bytes", lambda _: 1 << 18)
+    tmp_path.chmod(0o700)
+    check_directory(tmp_path, 1 << 20)
+    check_directory(tmp_path, 1 << 20, store_file=file)
+    with pytest.raises(StoreError, match="does not fit"):
+        check_directory(tmp_path, 1 << 21)
