@@ -92,7 +92,9 @@ class Bench:
         assert len(self.faults) == 0 and not self.faults._waiting and not self.faults._by_ticket
         assert self.store.records.free == self.store.records.total and self.store.outstanding == 0
         loads = len(self.engine.cache.ongoing_load_back)
-        assert host_lock_count(self.engine.cache) <= self.faults.pinned + loads, "a host lock nobody holds"
+        locks = sum(node.component_data[MAMBA].host_lock_ref for node in self.engine.nodes())
+        assert locks == self.faults.pinned + loads, "a host lock nobody holds"
+        assert locks or host_lock_count(self.engine.cache) == 0
         self.engine.check()
 
 
