@@ -20,12 +20,12 @@ from eval.internal_hits.client import AskFailed
 from eval.internal_hits.options import CHUNK, Options, parse
 from eval.internal_hits.records import Mismatch, Record, mismatches
 from eval.internal_hits.runner import known_bytes, run_case, started
-from eval.internal_hits.systems import HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, Running, Setup, shown
+from eval.internal_hits.systems import HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, STOCK, Running, Setup, shown
 from eval.internal_hits.table import case_table, ratio_table
 from eval.internal_hits.zero_reuse import Ratio, measure
 from eval.servers import ServerFailed
 
-_REFERENCE_ORDER = (NO_CACHE, HICACHE, HISTATE_NONE, HISTATE)
+_REFERENCE_ORDER = (NO_CACHE, STOCK, HICACHE, HISTATE_NONE, HISTATE)
 
 
 @dataclass

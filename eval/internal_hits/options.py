@@ -8,7 +8,7 @@ from pathlib import Path
 
 from eval.internal_hits.budgets import Budgets
 from eval.internal_hits.cases import CASES, LONG, ZERO_REUSE, ZERO_REUSE_TITLE, Scale
-from eval.internal_hits.systems import DESCRIPTIONS, HICACHE, HISTATE, HISTATE_NONE, NO_CACHE
+from eval.internal_hits.systems import DESCRIPTIONS, HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, STOCK
 from sglang_histate.sizes import format_size, parse_size
 
 DEFAULT_DIR = Path("build/internal_hits")
@@ -45,7 +45,7 @@ class Options:
     @property
     def compared(self) -> tuple[str, ...]:
         """Systems that HiState is measured against where nothing can be reused."""
-        others = (NO_CACHE, HISTATE_NONE, HICACHE)
+        others = (STOCK, NO_CACHE, HISTATE_NONE, HICACHE)
         return tuple(name for name in others if name in self.systems) if self.with_zero_reuse else ()
 
     @property

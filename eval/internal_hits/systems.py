@@ -23,11 +23,12 @@ from eval.internal_hits.client import Answer, ask
 from eval.internal_hits.machine import cpu_seconds
 from eval.servers import Server, ServerFailed
 
-HISTATE, HISTATE_NONE, HICACHE, NO_CACHE = "histate", "histate-none", "hicache", "nocache"
+HISTATE, HISTATE_NONE, HICACHE, STOCK, NO_CACHE = "histate", "histate-none", "hicache", "stock", "nocache"
 DESCRIPTIONS = {
     HISTATE: "HiState, adaptive intervals, SSD tier",
     HICACHE: "stock HiCache, host tier and file storage tier",
     NO_CACHE: "stock without any prefix cache",
+    STOCK: "stock caching on the device only, what --disable-histate gives (zero reuse only)",
     HISTATE_NONE: "HiState without interior checkpoints (zero reuse only)",
 }
 PAGE_SIZE = 64
@@ -181,7 +182,7 @@ class Running:
         Every look at the server also wakes its scheduler, which sleeps while idle and would not see that a write
         ended.
         """
-        if self.name == NO_CACHE:
+        if self.name in (NO_CACHE, STOCK):
             return
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         before, since = None, time.monotonic()
