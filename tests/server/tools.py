@@ -189,7 +189,7 @@ def idle_locks(server: Server, timeout_s: float = 30.0) -> dict[str, int]:
     """Return the locks of the server once they are all free, or after `timeout_s`: ends of requests take a step or two."""
     deadline = time.monotonic() + timeout_s
     while True:
-        locks: dict[str, int] = server.settle()["locks"]
+        locks: dict[str, int] = server.status()["locks"]
         if not any(locks.values()) or time.monotonic() > deadline:
             return locks
         time.sleep(0.2)
