@@ -88,6 +88,8 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         reader_threads=config.read_threads,
     )
     pin_memory_region(store.records.memory, temporal.device)
+    if temporal.device.type != "cuda":
+        _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
     on_cuda = temporal.device.type == "cuda"
     cache.tier = SsdTier(
@@ -166,3 +168,14 @@ def _kv_bytes_per_token(ctx: TreeCacheBuildContext) -> float:
     rows = full.k_buffer[0].shape[0]
     assert isinstance(full.k_buffer[0], torch.Tensor)
     return (k_bytes + v_bytes) / rows
+
+
+def _touch_host_pools(cache: HiStateCache) -> None:
+    """Have the host pools in memory before the first request, as pinned pools are.
+
+    Without a GPU nothing pins them, and each page would be brought in by the request that first backs KV up into it.
+    """
+    for entry in cache.host_pool_group.entries:
+        buffers = entry.host_pool.kv_buffer
+        for buffer in buffers if isinstance(buffers, list | tuple) else [buffers]:
+            buffer.zero_()
