@@ -22,7 +22,7 @@ from eval.internal_hits.records import Mismatch, Record, mismatches
 from eval.internal_hits.runner import known_bytes, run_case, started
 from eval.internal_hits.systems import HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, STOCK, Running, Setup, shown
 from eval.internal_hits.table import case_table, ratio_table
-from eval.internal_hits.zero_reuse import Ratio, measure
+from eval.internal_hits.zero_reuse import Ratio, measure, ratios
 from eval.servers import ServerFailed
 
 _REFERENCE_ORDER = (NO_CACHE, STOCK, HICACHE, HISTATE_NONE, HISTATE)
@@ -78,17 +78,22 @@ def run(options: Options, results: Results) -> None:
                         running.counters()
                     )
     results.differences += mismatches(results.records, _REFERENCE_ORDER)
-    if options.compared:
-        with started(HISTATE, setup, say) as histate:
-            setup = known_bytes(setup, histate)
-            note(histate, results)
-            for name in options.compared:
-                with started(name, setup, say) as other:
-                    note(other, results)
-                    records, ratios = measure(histate, other, options.pairs, options.seed, say)
-                results.records += records
-                results.ratios += ratios
-                results.differences += mismatches(records, _REFERENCE_ORDER)
+    half = {length: (count + 1) // 2 for length, count in options.pairs.items()}
+    for name in options.compared:
+        halves = []
+        for order in ((HISTATE, name), (name, HISTATE)):
+            with ExitStack() as stack:
+                servers = {}
+                for system in order:
+                    running = servers[system] = stack.enter_context(started(system, setup, say))
+                    setup = known_bytes(setup, running)
+                    note(running, results)
+                seed = f"{options.seed}/{order[0]} first"
+                halves.append(measure(servers[HISTATE], servers[name], half, seed, say))
+            records = [record for pairs in halves[-1].values() for pair in pairs for record in pair]
+            results.records += records
+            results.differences += mismatches(records, _REFERENCE_ORDER)
+        results.ratios += ratios(halves, name)
 
 
 def run_one(systems: list[Running], case: Case, options: Options, results: Results) -> None:

@@ -101,7 +101,7 @@ class Options:
         starts = len({c.default_chunk for c in chosen}) * len(self.plain_systems)
         tokens = prompts * LONG * len(self.plain_systems)
         if self.with_zero_reuse:
-            starts += 1 + len(self.compared)
+            starts += 4 * len(self.compared)  # both, in either order
             tokens += 2 * len(self.compared) * sum(length * count for length, count in self.pairs.items())
         return starts, tokens
 
@@ -128,7 +128,7 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument("--repeats", type=_count, help="repeats of cases a, b, c, e, f with new prompts (3)")
     parser.add_argument("--points", type=_count, help="rewrite points of case d (10)")
-    parser.add_argument("--pairs", type=_count, help="zero-reuse pairs of each length (20)")
+    parser.add_argument("--pairs", type=_count, help="zero-reuse pairs of each length (24), half of them with either server started first")
     parser.add_argument("--seed", type=int, default=0, help="seed of all prompts and points (%(default)s)")
     parser.add_argument(
         "--together",
@@ -177,7 +177,7 @@ def parse(argv: list[str] | None = None) -> Options:
         given.repeats or (1 if quick else 3),
         given.points or (4 if quick else 10),
     )
-    count = given.pairs or (4 if quick else 20)
+    count = given.pairs or (4 if quick else 24)
     return Options(
         cases=cases,
         systems=systems,

@@ -73,7 +73,7 @@ def _line(row: str, system: str, records: list[Record]) -> tuple[str, ...]:
 
 
 def ratio_table(ratios: Sequence[Ratio]) -> str:
-    """Return the zero-reuse ratios, HiState over the other."""
+    """Return the zero-reuse ratios, HiState over the other; last, with HiState started first and second."""
     lines: list[tuple[str, ...] | str] = (
         [f"{ZERO_REUSE}. {ZERO_REUSE_TITLE}: HiState / other"] if ratios else []
     )
@@ -89,9 +89,10 @@ def ratio_table(ratios: Sequence[Ratio]) -> str:
                 f"{ratio.ratio:.3f}",
                 f"{ratio.low:.3f}",
                 f"{ratio.high:.3f}",
+                " ".join(f"{one:.3f}" for one in ratio.by_order),
             )
         )
-    header = ("request", "other", "of", "pairs", "HiState ms", "other ms", "ratio", "95% from", "to")
+    header = ("request", "other", "of", "pairs", "HiState ms", "other ms", "ratio", "95% from", "to", "first/second up")
     return layout(header, lines, text_columns=3) if lines else ""
 
 
