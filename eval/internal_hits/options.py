@@ -128,7 +128,11 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument("--repeats", type=_count, help="repeats of cases a, b, c, e, f with new prompts (3)")
     parser.add_argument("--points", type=_count, help="rewrite points of case d (10)")
-    parser.add_argument("--pairs", type=_count, help="zero-reuse pairs of each length (24), half of them with either server started first")
+    parser.add_argument(
+        "--pairs",
+        type=_count,
+        help="zero-reuse pairs of each length (24), half of them with either server started first",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of all prompts and points (%(default)s)")
     parser.add_argument(
         "--together",

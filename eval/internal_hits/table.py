@@ -92,7 +92,18 @@ def ratio_table(ratios: Sequence[Ratio]) -> str:
                 " ".join(f"{one:.3f}" for one in ratio.by_order),
             )
         )
-    header = ("request", "other", "of", "pairs", "HiState ms", "other ms", "ratio", "95% from", "to", "first/second up")
+    header = (
+        "request",
+        "other",
+        "of",
+        "pairs",
+        "HiState ms",
+        "other ms",
+        "ratio",
+        "95% from",
+        "to",
+        "first/second up",
+    )
     return layout(header, lines, text_columns=3) if lines else ""
 
 
