@@ -32,7 +32,7 @@ def test_real_disk_under_load(root: Path):
         if draw.random() < 0.4:
             if (record := store.acquire_record()) is not None:
                 if draw.random() < 0.3:
-                    store.remove(key(number))
+                    store.drop(key(number))
                 fresh = version.get(number, 0) + 1
                 record.payload[:] = pattern(number, fresh)
                 if store.put(key(number), fresh, record) is PutResult.STORED:
