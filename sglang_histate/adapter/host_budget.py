@@ -99,7 +99,7 @@ def host_budget(
         pages = int(memory.hicache_size * 1e9) // page_bytes
     else:
         flag = f"--hicache-ratio {memory.hicache_ratio:g}"
-        pages = _pages_by_ratio(kv_pool, mamba_pool, params.page_size, state_pages, memory.hicache_ratio)
+        pages = pages_by_ratio(kv_pool, mamba_pool, params.page_size, state_pages, memory.hicache_ratio)
     budget = HostBudget(max(0, pages), page_bytes, buffers, record.slab_bytes)
     if pages < 1 + state_pages:
         least = HostBudget(1 + state_pages, page_bytes, buffers, record.slab_bytes)
@@ -118,7 +118,7 @@ def host_budget(
     return budget
 
 
-def _pages_by_ratio(kv_pool: Any, mamba_pool: Any, page_size: int, state_pages: int, ratio: float) -> int:
+def pages_by_ratio(kv_pool: Any, mamba_pool: Any, page_size: int, state_pages: int, ratio: float) -> int:
     """Return the pages that hold what HiCache's two pools would have held: `ratio` times each device pool."""
     tokens, states = (
         pool.size if pool.host_capacity_tokens is None else pool.host_capacity_tokens

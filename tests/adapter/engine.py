@@ -22,7 +22,7 @@ from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.host_budget import HostBudget, _pages_by_ratio
+from sglang_histate.adapter.host_budget import HostBudget, pages_by_ratio
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.kv_face import KvFace, kv_page_bytes
@@ -203,7 +203,7 @@ def build(
     page_bytes = kv_page_bytes(kv_info, PAGE)
     if host_pages is None:
         state_pages = -(-layout.record_layout().payload_bytes // page_bytes)
-        host_pages = _pages_by_ratio(pool.full_kv_pool, requests.mamba_pool, PAGE, state_pages, 2.0)
+        host_pages = pages_by_ratio(pool.full_kv_pool, requests.mamba_pool, PAGE, state_pages, 2.0)
     use_arena(HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout)
     cache.init_hicache(get_context().server_args, params)
     component = cache.components[ComponentType.MAMBA]
