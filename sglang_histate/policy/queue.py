@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, checkpoint_before
+from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position, previous
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.recompute import COST_SCALE, price
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
@@ -21,10 +21,10 @@ from sglang_histate.policy.units import (
     Kind,
     Pool,
     Unit,
-    bundle_leaf,
     bundle_nodes,
     bundle_tokens,
     bundle_top,
+    has_tail,
 )
 
 Entry = tuple[float, int, Anchor, float]
@@ -73,6 +73,7 @@ class EvictionQueue:
         # Plain integers: an enum's shifts are slow, and this is asked for every price.
         self._tier, self._bit = int(pool.tier), 1 << pool.tier
         self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
+        self._score = mode is Eviction.SCORE
         self._refresh = mode is not Eviction.LRU
         self._share = tree.end_share
         self._priced_at = self._share.steps
@@ -145,7 +146,7 @@ class EvictionQueue:
         self._changed.clear()
         if self._priced_at != self._share.steps:
             self._priced_at = self._share.steps
-            if self.mode is Eviction.SCORE:
+            if self._score:
                 for sequence, old in valid.items():
                     now = self._appraise(old[2])
                     assert now is not None
@@ -160,34 +161,34 @@ class EvictionQueue:
 
     def _appraise(self, anchor: Anchor) -> Appraisal | None:
         """What the anchor's unit is worth now, None if it has none in this pool or would free nothing."""
-        cost, worth, freed = 0, 0.0, 0
-        if isinstance(anchor, Checkpoint):
-            node, offset = anchor.node, anchor.offset
-            if node is None:
-                return None
-            leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
-            if anchor.tiers & self._bit:
-                freed = self._state_bytes
-        else:
-            leaf = bundle_leaf(anchor, self._tier)
-            node, offset = anchor, anchor.tokens
-        if not freed and (leaf is None or not self._kv_bytes):
+        if not isinstance(anchor, Checkpoint):
+            return self._appraise_tail(anchor)
+        node, offset = anchor.node, anchor.offset
+        if node is None:
             return None
-        before = checkpoint_before(node, offset)
-        assert before.node is not None
-        limit = before.node.start + before.offset
+        leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
+        freed = self._state_bytes if anchor.tiers & self._bit else 0
+        if not freed and leaf is None:
+            return None  # also the root's, which no tier holds
+        # Without refreshing, a hit further down uses the KV here, but not the state.
+        accessed = anchor.used() if self._refresh else anchor.accessed
+        limit = position(previous(anchor))
         if leaf is not None and self._kv_bytes:
             freed += bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
-        if isinstance(anchor, Checkpoint):
-            # Without refreshing, only KV is used by a hit further down.
-            own = not self._refresh and (leaf is None or not self._kv_bytes)
-            accessed = anchor.accessed if own else anchor.used()
-            cost = price(anchor, node.start + offset - limit, self._priced_at)
-            if self.mode is Eviction.SCORE:
-                worth = value(cost, freed, self._kv_token_bytes, self.tau)
-        else:
-            accessed = anchor.read_to_end
+            accessed = anchor.used()
+        if not freed:
+            return None
+        cost = price(anchor, node.start + offset - limit, self._priced_at)
+        worth = value(cost, freed, self._kv_token_bytes, self.tau) if self._score else 0.0
         return accessed + worth, worth, accessed, freed, cost, leaf, limit
+
+    def _appraise_tail(self, leaf: Node) -> Appraisal | None:
+        """The same for KV after the last checkpoint."""
+        if not self._kv_bytes or not has_tail(leaf, self._tier):
+            return None
+        limit = position(leaf.checkpoints[-1] if leaf.checkpoints else last_above(leaf))
+        freed = bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
+        return float(leaf.read_to_end), 0.0, leaf.read_to_end, freed, 0, leaf, limit
 
     def _unit(self, anchor: Anchor, appraisal: Appraisal) -> Unit:
         score, _, accessed, freed, cost, leaf, limit = appraisal
