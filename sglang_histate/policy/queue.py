@@ -72,6 +72,7 @@ class EvictionQueue:
         self._kv_token_bytes = kv_token_bytes
         # Plain integers: an enum's shifts are slow, and this is asked for every price.
         self._tier, self._bit = int(pool.tier), 1 << pool.tier
+        self._state_bit = self._bit if pool.state_bytes else 0
         self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
         self._score = mode is Eviction.SCORE
         self._refresh = mode is not Eviction.LRU
@@ -81,6 +82,8 @@ class EvictionQueue:
         self._heap: list[Entry] = []
         # The one valid entry of each unit, by sequence; every other entry in the heap is stale.
         self._valid: dict[int, Entry] = {}
+        # Those of them, by sequence, whose last part is out of date: only the score is a bound.
+        self._unsure: dict[int, None] = {}
 
     def __len__(self) -> int:
         """How many units there are, in use or not."""
@@ -91,6 +94,7 @@ class EvictionQueue:
         """Return the lowest unit that `usable` accepts, or None. It stays queued until the tree loses it."""
         self._settle()
         heap, valid = self._heap, self._valid
+        unsure = self._unsure
         refused: list[Entry] = []
         found = None
         while heap:
@@ -100,15 +104,16 @@ class EvictionQueue:
                 heappop(heap)
                 continue
             # Most entries that come first were used since. Their price, if it changed, went up: a bound will do.
-            at_least = anchor.used() + worth if self._refresh else key
-            if at_least > key:
+            sure = self._refresh and sequence not in unsure
+            if sure and (at_least := anchor.used() + worth) > key:
                 valid[sequence] = entry = (at_least, sequence, anchor, worth)
                 heapreplace(heap, entry)
                 continue
             now = self._appraise(anchor)
             assert now is not None, "the tree reports what is gone"
-            if now[0] != key:
-                assert now[0] > key, "the tree reports what gets cheaper"
+            unsure.pop(sequence, None)
+            if now[0] != key or now[1] != worth:
+                assert now[0] >= key, "the tree reports what gets cheaper"
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heapreplace(heap, entry)
                 continue
@@ -134,12 +139,24 @@ class EvictionQueue:
     def _settle(self) -> None:
         """Price what the tree reported, or everything if q took another step."""
         heap, valid = self._heap, self._valid
+        unsure = self._unsure
         for sequence, anchor in self._changed.items():
+            old = valid.get(sequence)
+            if (
+                old is not None
+                and isinstance(anchor, Checkpoint)
+                and anchor.tiers & self._state_bit
+                and (anchor.used() if self._refresh else anchor.accessed) >= old[0]
+            ):
+                # Used so much later that the entry is too low at any price: every turn of a session makes all
+                # its checkpoints a little cheaper, just when all are used.
+                unsure[sequence] = None
+                continue
             now = self._appraise(anchor)
+            unsure.pop(sequence, None)
             if now is None:
                 valid.pop(sequence, None)
                 continue
-            old = valid.get(sequence)
             if old is None or now[0] < old[0] or now[1] < old[3]:
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heappush(heap, entry)
@@ -151,6 +168,7 @@ class EvictionQueue:
                     now = self._appraise(old[2])
                     assert now is not None
                     valid[sequence] = (now[0], sequence, old[2], now[1])
+                unsure.clear()
                 self._compact()
         elif len(heap) > 2 * len(valid) + SMALL_HEAP:
             self._compact()
