@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_runtime
 from sglang_histate.adapter.counters import Counters
-from sglang_histate.adapter.device_pool import keep_in_place, kv_bytes_per_token
+from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.flags import config_of
@@ -24,6 +24,7 @@ from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
@@ -138,7 +139,8 @@ def _start_tier(
         page_size=page_size,
     )
     output_ends = cache.tier.output_ends
-    keep_in_place(allocator, lambda: len(output_ends) > 0)
+    keep_in_place(allocator, lambda: output_ends.reading)
+    cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
     cache.status_facts = {
         "config": describe(config),

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_histate.adapter.capture import ForwardCapture
+from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
 
@@ -20,6 +21,8 @@ class HiStateCache(UnifiedRadixCache):
 
     tier: SsdTier | None = None
     status_facts: dict[str, Any] | None = None
+    # None where KV and states have a fixed share each.
+    one_pool: OnePool | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
@@ -54,6 +57,11 @@ class HiStateCache(UnifiedRadixCache):
         super().loading_check(finish_count)
         for node_id in loaded:
             self.components[ComponentType.MAMBA].drop_loaded_host_state(node_id)
+
+    def load_back(self, node_id: Any, mem_quota: int | None = None, req: Any = None) -> bool:
+        if not self.components[ComponentType.MAMBA].has_room_to_load(node_id, req):
+            return False  # the request is computed from what is on the device
+        return super().load_back(node_id, mem_quota, req)
 
     def init_load_back(self, params: Any) -> Any:
         loaded_kv = 0

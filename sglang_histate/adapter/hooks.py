@@ -124,3 +124,33 @@ def group_flags(parser: Any) -> None:
     from sglang_histate.adapter.flags import group_flags as group
 
     group(parser)
+
+
+def uncounted_states(tree_cache: Any, req: Any) -> int:
+    """``PrefillAdder``, one pool: states that `req` will take besides its own and that of a host hit."""
+    pool = getattr(tree_cache, "one_pool", None)
+    return 0 if pool is None else pool.uncounted_states(req)
+
+
+def states_in_place_of_kv(tree_cache: Any) -> int:
+    """``PrefillAdder``, one pool: states that would fit where evictable KV lies."""
+    pool = getattr(tree_cache, "one_pool", None)
+    return 0 if pool is None else pool.states_in_place_of_kv()
+
+
+def kv_in_place_of_states(tree_cache: Any) -> int:
+    """``PrefillBudget``, one pool: tokens of KV that would fit where evictable states lie."""
+    pool = getattr(tree_cache, "one_pool", None)
+    return 0 if pool is None else pool.kv_in_place_of_states()
+
+
+def make_room_for_load_back(tree_cache: Any, kv_tokens: int) -> None:
+    """``PrefillBudget``, one pool: make the admitted tokens real before a load-back keeps everything in its place."""
+    pool = getattr(tree_cache, "one_pool", None)
+    if pool is not None:
+        pool.make_room(kv_tokens)
+
+
+def states_to_take_ahead(tree_cache: Any, waiting: int) -> int:
+    """``Scheduler``: for how many waiting requests a state is taken before they are looked at."""
+    return 0 if getattr(tree_cache, "one_pool", None) is not None else waiting

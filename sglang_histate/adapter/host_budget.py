@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_memory
 
+from sglang_histate.adapter.device_pool import is_one_pool
 from sglang_histate.adapter.kv_face import holds_plain_rows, kv_page_bytes
 from sglang_histate.adapter.refusal import Refusal
 from sglang_histate.adapter.state_layout import StateLayout
@@ -99,7 +100,12 @@ def host_budget(
         pages = int(memory.hicache_size * 1e9) // page_bytes
     else:
         flag = f"--hicache-ratio {memory.hicache_ratio:g}"
-        pages = pages_by_ratio(kv_pool, mamba_pool, params.page_size, state_pages, memory.hicache_ratio)
+        allocator = params.token_to_kv_pool_allocator
+        if is_one_pool(allocator):
+            # The capacities of the two kinds overlap: the bytes are what both together have.
+            pages = int(allocator.unified_buffer.total_bytes * memory.hicache_ratio) // page_bytes + 1
+        else:
+            pages = pages_by_ratio(kv_pool, mamba_pool, params.page_size, state_pages, memory.hicache_ratio)
     budget = HostBudget(max(0, pages), page_bytes, buffers, record.slab_bytes)
     if pages < 1 + state_pages:
         least = HostBudget(1 + state_pages, page_bytes, buffers, record.slab_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, ComponentType, EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
@@ -44,9 +44,41 @@ class HiStateMambaComponent(MambaComponent):
         # Stock replaces the prompt's final checkpoint by the branch point; the capture plan takes both.
         return result._replace(mamba_branching_seqlen=None)
 
+    def finalize_match_result_in_cache(self, params: MatchPrefixParams, result: MatchResult) -> MatchResult:
+        req = params.req
+        if not params.cow_mamba or req is None or req.kv.holds_mamba or self.cache.one_pool is None:
+            return super().finalize_match_result_in_cache(params, result)
+        source = self.tree_core.get_component_device_value(result.best_match_node, self.component_type)
+        if source is None or self._has_room(result.best_match_node):
+            return super().finalize_match_result_in_cache(params, result)
+        # Everything is in use. Admission refuses the request for now; if it lets it in, its slot is filled from here.
+        req.kv.mamba_cow_src_index = source
+        req.kv.mamba_needs_clear = False
+        return result
+
+    def has_room_to_load(self, node_id: Any, req: Any) -> bool:
+        """Return False if one pool has no room for the state on the host that `req` would be given a slot for."""
+        if req is None or req.kv.holds_mamba or self.cache.one_pool is None:
+            return True
+        host_only = self.tree_core.component_has_host_value_only(node_id, self.component_type)
+        return not host_only or self._has_room(node_id)
+
+    def _has_room(self, keep: Any = None) -> bool:
+        """Return True if one more state fits, after evicting what may go; the node `keep` stays."""
+        allocator = self.cache.req_to_token_pool.mamba_allocator
+        if allocator.schedulable_available_size() > 0:
+            return True
+        lock = None if keep is None else self.cache.inc_lock_ref(keep).to_dec_params()
+        self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+        if lock is not None:
+            self.cache.dec_lock_ref(keep, lock)
+        return allocator.schedulable_available_size() > 0
+
     def prepare_for_caching_req(
         self, req: Any, insert_params: Any, token_ids_len: int, is_finished: bool
     ) -> int | None:
+        if not is_finished and req.kv.mamba_last_track_seqlen is not None and not self._has_room():
+            return 0  # giving the state away takes a fresh slot: the request goes on without being cached
         length = super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         # The tree cuts the key to whole pages but not the state: a state between two pages would be found under a
         # shorter prefix than it has read. Length 0 makes the caller insert nothing and free the slot.

@@ -65,6 +65,11 @@ class OutputEnds:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def reading(self) -> bool:
+        """True while a copy reads device slots. Without a GPU a copy is done when `take` returns."""
+        return any(end.event is not None for end in self._pending)
+
     def take(self, req: Any) -> None:
         """`req` has finished and its node is in the tree: copy the node's state unless the store has it already."""
         node_id = req.last_node
