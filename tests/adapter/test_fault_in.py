@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
@@ -28,8 +29,10 @@ A = tokens((1, 1024))
 class Bench:
     """One rank without a server: a tree that holds A, and a store."""
 
-    def __init__(self, *, buffers: int = 16, min_gain: int = 64, host_kv_only: bool = False) -> None:
-        self.engine = build()
+    def __init__(
+        self, *, buffers: int = 16, min_gain: int = 64, host_kv_only: bool = False, **sizes: Any
+    ) -> None:
+        self.engine = build(**sizes)
         self.engine.insert(A)
         self.engine.settle()
         if host_kv_only:
@@ -602,11 +605,15 @@ def test_the_same_prompt_right_after_a_flush_is_not_served_by_the_old_read(bench
     bench.check_idle()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_traffic_returns_everything(seed) -> None:
+# States of four pages, in an arena that holds all KV and at most three of them.
+TIGHT = {"temporal": (8, 16, 12), "host_pages": 40}
+
+
+@pytest.mark.parametrize(("seed", "sizes"), [(seed, sizes) for sizes in ({}, TIGHT) for seed in range(4)])
+def test_random_traffic_returns_everything(seed, sizes) -> None:
     """Arrivals, aborts, faults, evictions and flushes in any order; a state in the tree is always that of its key."""
     draw = random.Random(seed)
-    bench = Bench(buffers=6)
+    bench = Bench(buffers=6, **sizes)
     waiting: list = []
     bases = [A, tokens((4, 768))]
     bench.engine.insert(bases[1])

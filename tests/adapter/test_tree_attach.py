@@ -198,12 +198,16 @@ def test_room_for_a_state_does_not_cost_kv() -> None:
     assert state_of(req, PAGE).kv_covered == 256
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_traffic_keeps_every_invariant(seed) -> None:
+# States of four pages, and an arena in which KV and states push each other out.
+TIGHT = {"temporal": (8, 16, 12), "host_pages": 48}
+
+
+@pytest.mark.parametrize(("seed", "sizes"), [(seed, sizes) for sizes in ({}, TIGHT) for seed in range(6)])
+def test_random_traffic_keeps_every_invariant(seed, sizes) -> None:
     """Inserts, matches, attaches, load-backs and evictions of every kind; after each step the tree is sane and every
     slot is free or in the tree."""
     draw = random.Random(seed)
-    engine = build(kv_tokens=3072, state_slots=12)
+    engine = build(kv_tokens=3072, state_slots=12, **sizes)
     done: dict[str, int] = {}
     inserted: list = []
 

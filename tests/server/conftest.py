@@ -57,7 +57,9 @@ class Servers:
             self.stop()
             arguments = ["--demo", *spec.arguments]
             if spec.histate:
-                arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes, *HOST_SIZE]
+                arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes]
+                if "--histate-host-size" not in spec.sizes:
+                    arguments += HOST_SIZE
             else:
                 arguments += ["--disable-histate"]
             log = self._folder / f"{spec.name}.log"

@@ -41,6 +41,14 @@ FUZZ = Spec(
     (("HISTATE_TEST_DISK_DELAY_MS", "30"),),
     sizes=("--histate-ssd-size", "8MiB", "--histate-inflight-size", "2MiB"),
 )
+# KV of all agents together is larger than the device pool and the host arena, so KV and states push each other out.
+HOST_MIB = 8
+TIGHT = Spec(
+    "fuzz-tight-host",
+    FUZZ.arguments,
+    FUZZ.environ,
+    sizes=(*FUZZ.sizes, "--histate-host-size", f"{HOST_MIB}MiB"),
+)
 
 
 class Agents:
@@ -80,12 +88,17 @@ class Agents:
         return [self._source.randrange(32, 256) for _ in range(count)]
 
 
-def test_random_requests(servers: Servers) -> None:
-    server = servers.get(FUZZ)
+@pytest.mark.parametrize(
+    ("spec", "requests"),
+    [(FUZZ, REQUESTS), (TIGHT, REQUESTS // 2)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_random_requests(servers: Servers, spec: Spec, requests: int) -> None:
+    server = servers.get(spec)
     source = random.Random(SEED)
     agents = Agents(source)
     lock = threading.Lock()
-    numbers = iter(range(REQUESTS))
+    numbers = iter(range(requests))
     sampled: list[tuple[list[int], dict[str, Any]]] = []
     errors: list[str] = []
     tally = {"answers": 0, "aborted": 0, "hits": 0, "ssd": 0}
@@ -130,7 +143,11 @@ def test_random_requests(servers: Servers) -> None:
     for worker in workers:
         worker.join()
     assert not errors, errors[:10]
-    counters = server.settle()["counters"]
+    status = server.settle()
+    counters, host = status["counters"], status["tiers"]["host"]
+    assert host["kv"]["used_bytes"] + host["states"]["used_bytes"] + host["free_bytes"] == host["arena_bytes"]
+    if spec is TIGHT:
+        assert HOST_MIB << 20 >= host["total_bytes"] > (HOST_MIB << 20) - host["page_bytes"]
     assert_all_returned(server)
     worst = 0.0
     for prompt, warm in sampled:
