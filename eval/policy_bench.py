@@ -12,7 +12,7 @@ turns, as many as the table says:
 Times are from before each call to after it, garbage collection included: CPU time of the thread, which is judged,
 and wall-clock time, which also has in it what other programs on the machine took. The CPU means of touch and evict
 are to be at most 20 us at every size, that of choose at most 50 us; the exit status is 1 if one is not. The others
-are for information: grow, a change of q that prices everything anew (microseconds per unit), and the memory of a
+are for information: grow, a step of q that prices everything anew (microseconds per unit, and how many came), and the memory of a
 unit with its share of nodes, tree and queue.
 """
 
@@ -148,6 +148,12 @@ class Sessions:
     def hit(self) -> None:
         self.tree.observe_hit(*self.place())
 
+    def hit_end(self) -> None:
+        """Count a hit that moves q: at the end of the newest session."""
+        node = self.turn(self.tree.root) if self.ends[-1] not in self.tree else self.ends[-1]
+        self.ends[-1] = node
+        self.tree.observe_hit(node, self.tree.tokens(node))
+
     def touch(self, node: int, offset: int) -> None:
         self.now += 1
         self.tree.observe_hit(node, offset)
@@ -185,22 +191,31 @@ def measure(units: int, operations: int, seed: int) -> tuple[list[Row], float]:
     for _ in range(WARM_HITS):  # until q is what it will be
         sessions.hit()
     len(sessions.queue)
+    steps = sessions.tree.end_share.steps
+    new_prices: list[Spent] = []
+
+    def price_all() -> None:
+        """Let the queue take a step of q, which is not the next eviction's."""
+        spent = timed(sessions.queue.__len__)
+        new_prices.append((spent[0] // held, spent[1] // held))
+
     gc.collect()  # what the build left to collect is not the operations'
     times: dict[str, list[Spent]] = {"touch": [], "evict": [], "grow": []}
     for _ in range(max(operations // BURST, 1)):
         for _ in range(BURST):
             times["touch"].append(timed(sessions.touch, *sessions.place()))
+        if sessions.tree.end_share.steps != steps:
+            steps = sessions.tree.end_share.steps
+            price_all()
         for _ in range(BURST):
             times["evict"].append(timed(sessions.evict))
         for _ in range(BURST // 2):  # two units each: the number of units stays what it is
             times["grow"].append(timed(sessions.request))
     rows = [row(held, operation, spent) for operation, spent in times.items()]
-    priced = sessions.tree.end_share.steps
-    while sessions.tree.end_share.steps == priced:
-        sessions.tree.observe_hit(sessions.ends[-1], 1)
-    spent = timed(sessions.queue.__len__)
-    left = len(sessions.queue)
-    rows.append(row(held, "q step, a unit", [(spent[0] // left, spent[1] // left)]))
+    while sessions.tree.end_share.steps == steps:
+        sessions.hit_end()
+    price_all()
+    rows.append(row(held, "q step, a unit", new_prices))
     return rows, bytes_per_unit
 
 

@@ -167,18 +167,15 @@ class PrefixTree:
             raise ValueError(f"node {node} of {within.tokens} tokens has no checkpoint at offset {offset}")
         checkpoint = within.checkpoint_at(offset)
         bit = 1 << tier
-        if present:
-            if checkpoint is None:
-                checkpoint = self._place(within, offset)
-            if not checkpoint.tiers & bit:
-                checkpoint.tiers |= bit
-                self._mark(checkpoint, tier)
-        elif checkpoint is not None and checkpoint.tiers & bit:
-            if checkpoint.tiers == bit:
-                self._drop(checkpoint)
-            else:
-                checkpoint.tiers ^= bit
-                self._mark(checkpoint, tier)
+        if bool(checkpoint is not None and checkpoint.tiers & bit) == present:
+            return
+        if checkpoint is None:
+            checkpoint = self._place(within, offset)
+        if checkpoint.tiers == bit:
+            self._drop(checkpoint)
+        else:
+            checkpoint.tiers ^= bit
+            self._mark(checkpoint, tier)
 
     # Use
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position, previous
+from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.recompute import COST_SCALE, price
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
@@ -153,9 +153,11 @@ class EvictionQueue:
                 unsure[sequence] = None
                 continue
             now = self._appraise(anchor)
-            unsure.pop(sequence, None)
+            if unsure:
+                unsure.pop(sequence, None)
             if now is None:
-                valid.pop(sequence, None)
+                if old is not None:
+                    del valid[sequence]
                 continue
             if old is None or now[0] < old[0] or now[1] < old[3]:
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
@@ -184,16 +186,26 @@ class EvictionQueue:
         node, offset = anchor.node, anchor.offset
         if node is None:
             return None
-        leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
+        # This runs several times per eviction, so it spells out what small functions do elsewhere.
+        leaf = None
+        if offset == node.tokens and node.kv & self._bit:
+            below = node.kv_children
+            if below is None or not below[self._tier]:
+                leaf = node
         freed = self._state_bytes if anchor.tiers & self._bit else 0
         if not freed and leaf is None:
             return None  # also the root's, which no tier holds
+        held = node.checkpoints
+        before = last_above(node) if held[0] is anchor else held[held.index(anchor) - 1]
+        limit = before.node.start + before.offset  # type: ignore[union-attr]
         # Without refreshing, a hit further down uses the KV here, but not the state.
-        accessed = anchor.used() if self._refresh else anchor.accessed
-        limit = position(previous(anchor))
+        accessed = anchor.accessed
+        if self._refresh or (leaf is not None and self._kv_bytes):
+            last = node.read_to_end if node.read_to is None else node.used_to(offset)
+            if last > accessed:
+                accessed = last
         if leaf is not None and self._kv_bytes:
             freed += bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
-            accessed = anchor.used()
         if not freed:
             return None
         cost = price(anchor, node.start + offset - limit, self._priced_at)
