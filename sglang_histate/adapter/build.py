@@ -12,18 +12,21 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.egress import LayerEgress, pin_memory_region
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranks import RankAgreement
+from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
@@ -46,7 +49,11 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     """
     config = config_of(ctx.server_args)
     params = ctx.params
-    params.component_registry_override = {ComponentType.MAMBA: HiStateMambaComponent}
+    params.component_registry_override = {
+        ComponentType.FULL: HiStateFullComponent,
+        ComponentType.MAMBA: HiStateMambaComponent,
+    }
+    params.tree_core_backend = tree_core.register()
     cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
     assert isinstance(cache, HiStateCache)
     try:
@@ -91,6 +98,12 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
+    ranking = attach_ranking(
+        cache,
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
+        mode=config.eviction,
+        tau=config.tau,
+    )
     on_cuda = temporal.device.type == "cuda"
     cache.tier = SsdTier(
         store=store,
@@ -124,6 +137,8 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
         agreement=RankAgreement(cache),
+        ranking=ranking,
+        cache=cache,
         counters=counters,
         page_size=page_size,
     )

@@ -68,7 +68,10 @@ class HiStateCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        if self.tier is not None and req.finished():
+        if self.tier is None:
+            return
+        self.tier.published(req)
+        if req.finished():
             self.tier.output_ends.take(req)
 
     def reset(self) -> None:

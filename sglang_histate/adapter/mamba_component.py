@@ -13,11 +13,17 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResul
 from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, ComponentType, EvictLayer
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
+from sglang_histate.adapter.device_walk import RankedEviction
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.policy.queue import EvictionQueue
 
 
-class HiStateMambaComponent(MambaComponent):
+class HiStateMambaComponent(RankedEviction, MambaComponent):
     """`MambaComponent` without host backups, and with the branch point handed to the capture plan."""
+
+    def device_queue(self) -> EvictionQueue:
+        assert self.ranking is not None
+        return self.ranking.device_states
 
     def needs_incremental_backup(self, node: Any) -> bool:
         return False
@@ -92,6 +98,7 @@ class HiStateMambaComponent(MambaComponent):
             return
         slot, data.host_value = data.host_value, None
         self.free_host_slot(slot)
+        self._sync(node)
 
     def free_host_slot(self, slot: torch.Tensor) -> None:
         """Return one host state slot that is not in the tree."""

@@ -79,7 +79,11 @@ class CapturePlanner:
         if state.plan_next != start:
             self._plan_request(req, state, start)
         state.plan_next = end
-        chunk = positions_in_chunk(state.plan, start, end)
+        plan = state.plan
+        if self._interval.at_steps and end % self._grid == 0 and end not in plan:
+            plan = tuple(sorted((*plan, end)))
+            state.plan = plan
+        chunk = positions_in_chunk(plan, start, end)
         self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
         tokens = req.full_untruncated_fill_ids
         fresh = []

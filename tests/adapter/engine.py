@@ -20,10 +20,14 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 
 PAGE = 64
 LINEAR_LAYERS = (0, 1)
@@ -104,9 +108,14 @@ class Engine:
     def nodes(self) -> list[Any]:
         return [node for node in self.cache.tree_core._collect_all_nodes() if node.parent is not None]
 
+    @property
+    def ranking(self) -> Ranking:
+        return self.cache.tree_core.ranking
+
     def check(self) -> None:
         """Everything is consistent, and every slot is free or in the tree, exactly once."""
         self.cache.sanity_check()
+        self.ranking.check(self.nodes())
         held = [node.component_data[ComponentType.MAMBA] for node in self.nodes()]
         on_device = [int(data.value[0]) for data in held if data.value is not None]
         on_host = [int(data.host_value[0]) for data in held if data.host_value is not None]
@@ -115,7 +124,9 @@ class Engine:
         assert len(on_host) + self.host_states.available_size() == self.host_states.size
 
 
-def build(*, kv_tokens: int = 4096, state_slots: int = 16) -> Engine:
+def build(
+    *, kv_tokens: int = 4096, state_slots: int = 16, mode: Eviction = Eviction.SCORE, tau: float = DEFAULT_TAU
+) -> Engine:
     dtype = torch.float32
     shape = Mamba2StateShape(
         conv=[(6, 3)],
@@ -159,7 +170,11 @@ def build(*, kv_tokens: int = 4096, state_slots: int = 16) -> Engine:
         page_size=PAGE,
         enable_mamba_extra_buffer=True,
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
-        component_registry_override={ComponentType.MAMBA: HiStateMambaComponent},
+        component_registry_override={
+            ComponentType.FULL: HiStateFullComponent,
+            ComponentType.MAMBA: HiStateMambaComponent,
+        },
+        tree_core_backend=tree_core.register(),
     )
     cache = HiStateCache(params)
     # A few kilobytes fit, however little memory SGLang finds free on a busy machine.
@@ -171,6 +186,12 @@ def build(*, kv_tokens: int = 4096, state_slots: int = 16) -> Engine:
     states = requests.mamba_pool.mamba_cache
     layout = StateLayout.from_pool(LINEAR_LAYERS, states.temporal, states.conv[0])
     component = cache.components[ComponentType.MAMBA]
+    attach_ranking(
+        cache,
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=2 * 8 * 4),
+        mode=mode,
+        tau=tau,
+    )
     return Engine(
         cache,
         kv,
