@@ -7,7 +7,6 @@ import os
 from math import lcm
 from pathlib import Path
 
-import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
@@ -16,6 +15,7 @@ from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_runtime
 from sglang_histate.adapter.counters import Counters
+from sglang_histate.adapter.device_pool import keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress, pin_memory_region
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.flags import config_of
@@ -72,7 +72,8 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     layout = StateLayout.from_pool(sorted(pool.mamba_map, key=pool.mamba_map.__getitem__), temporal, conv)
     page_size = cache.page_size
     grid = lcm(STEP_TOKENS, page_size)
-    kv_token_bytes = _kv_bytes_per_token(ctx)
+    allocator = ctx.params.token_to_kv_pool_allocator
+    kv_token_bytes = kv_bytes_per_token(allocator)
     state_tokens = layout.checkpoint_bytes / kv_token_bytes
     record = layout.record_layout()
     buffers = config.inflight_bytes // record.slab_bytes
@@ -142,6 +143,8 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         counters=counters,
         page_size=page_size,
     )
+    output_ends = cache.tier.output_ends
+    keep_in_place(allocator, lambda: len(output_ends) > 0)
     cache.capture_grid = grid
     cache.status_facts = {
         "config": describe(config),
@@ -173,16 +176,6 @@ def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:
     if not config.intervals_are_default:
         return config.interval
     return IntervalPolicy(tuple(i for i in config.interval.supported if i % grid == 0))
-
-
-def _kv_bytes_per_token(ctx: TreeCacheBuildContext) -> float:
-    """Return one rank's KV bytes per token over all full-attention layers."""
-    kv_cache = ctx.params.token_to_kv_pool_allocator.get_kvcache()
-    full = getattr(kv_cache, "full_kv_pool", kv_cache)
-    k_bytes, v_bytes = full.get_kv_size_bytes()
-    rows = full.k_buffer[0].shape[0]
-    assert isinstance(full.k_buffer[0], torch.Tensor)
-    return (k_bytes + v_bytes) / rows
 
 
 def _touch_host_pools(cache: HiStateCache) -> None:

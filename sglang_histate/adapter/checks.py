@@ -32,7 +32,6 @@ def check_arguments(args: Any) -> None:
     """
     excluded = {
         "disable_radix_cache": "--disable-radix-cache switches off the cache that HiState extends",
-        "enable_unified_memory": "--enable-unified-memory is not supported by HiState yet",
         "enable_lmcache": "--enable-lmcache and HiState are two caches for the same pools",
         "enable_flexkv": "--enable-flexkv and HiState are two caches for the same pools",
         "enable_unified_cache_external_linker": (

@@ -1,7 +1,8 @@
 """Checkpoints at the end of an output: the state that decode left in a device slot, copied to a record.
 
 Prompt ends are captured by the forward pass; an output's end exists only in the slot that the finished request gave to
-the tree. The node stays locked until its bytes have arrived, so the slot cannot be reused meanwhile.
+the tree. The node stays locked until its bytes have arrived, so the slot cannot be reused meanwhile; in a pool that KV
+and states share, nothing is moved meanwhile either (see `device_pool.keep_in_place`).
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class OutputEnds:
 
     def _copy(self, slot: torch.Tensor, record: Record) -> Any:
         views = self._layout.views(record.payload)
+        slot = self._cache.req_to_token_pool.translate_mamba_indices(slot)
         if self._temporal.device.type != "cuda":
             index = int(slot[0])
             for layer, view in enumerate(views):

@@ -7,6 +7,7 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
 from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.device_pool import device_status
 
 
 def cache_status(tree_cache: Any) -> dict[str, Any]:
@@ -25,10 +26,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         "enabled": True,
         **facts,
         "tiers": {
-            "device": {
-                "kv": _usage(allocator.size, allocator.available_size(), kv_bytes),
-                "states": _usage(states.size, states.available_size(), state_bytes),
-            },
+            "device": device_status(allocator, states, kv_bytes, state_bytes),
             "host": {
                 "kv": _usage(host_kv.size, host_kv.available_size(), kv_bytes),
                 "states": _usage(host_states.size, host_states.available_size(), state_bytes),

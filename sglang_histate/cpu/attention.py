@@ -11,6 +11,8 @@ result is the same, bit for bit, however a prompt is cut into chunks, cached or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -28,10 +30,12 @@ def extend_attention_cpu(
     extend_prefix_lens: torch.Tensor,
     extend_seq_lens: torch.Tensor,
     scaling: float | None = None,
+    translate: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """query, output [T, H, D] with the new tokens of all sequences end to end; caches [slots, HKV, D].
+    """query, output [T, H, D] with the new tokens of all sequences end to end; caches [slots, HKV, D] of any strides.
 
-    `seq_lens` = prefix + new tokens, per sequence. Writes and returns `output`.
+    `seq_lens` = prefix + new tokens, per sequence. `translate` turns the ids in `req_to_token` into slots of the
+    caches; None where they are slots already. Writes and returns `output`.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     begin = 0
@@ -43,6 +47,8 @@ def extend_attention_cpu(
         strict=True,
     ):
         slots = req_to_token[request, :total]
+        if translate is not None:
+            slots = translate(slots)
         keys, values = (_by_head(cache, slots, query.dtype) for cache in (k_cache, v_cache))
         _attend(query[begin : begin + new], output[begin : begin + new], keys, values, prefix, scale)
         begin += new

@@ -40,7 +40,6 @@ def test_our_own_defaults_pass() -> None:
     ("changes", "flag"),
     [
         ({"disable_radix_cache": True}, "--disable-radix-cache"),
-        ({"enable_unified_memory": True}, "--enable-unified-memory"),
         ({"enable_lmcache": True}, "--enable-lmcache"),
         ({"enable_flexkv": True}, "--enable-flexkv"),
         ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker"),

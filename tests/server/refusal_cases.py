@@ -37,7 +37,6 @@ CASES = (
     _flag("--chunked-prefill-size", "100"),
     _flag("--chunked-prefill-size", "32"),
     _flag("--disable-radix-cache"),
-    _flag("--enable-unified-memory"),
     _flag("--enable-lmcache"),
     _flag("--enable-int8-mamba-checkpoint"),
     _flag("--enable-linear-replayssm"),

@@ -1,0 +1,330 @@
+"""A mirror of the cached prefixes: what is cached where, who last used it, and what each checkpoint is worth.
+
+The adapter feeds it from SGLang's radix tree, the simulator from its own; neither hands over tokens or tensors,
+only lengths. Leaves of the tree are trajectories (an agent session has one or more). Node ids are the caller's.
+
+    tree = PrefixTree()
+    tree.add(1, parent=0, tokens=2048)              # a request computed 2048 tokens
+    tree.set_kv(1, Tier.DEVICE, True)
+    tree.set_checkpoint(1, 2048, Tier.DEVICE, True)
+    tree.observe_hit(1, 2048)                       # when a request is matched, before its tokens are added
+    tree.touch(1, 2048, now=17)                     # the same request's restored position, once per request
+
+Times are ticks of a logical clock, one per request and the same on every rank. What is added counts as used at
+the latest tick seen: the request that brought it is running. All changes take O(path), and those that place or
+remove a checkpoint where trajectories branch off take O(region). Nothing is ever rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sglang_histate.policy.prefix_nodes import TIERS, Anchor, Checkpoint, Node, Tier, checkpoint_before
+from sglang_histate.policy.recompute import (
+    COST_SCALE,
+    EndShare,
+    close_region,
+    open_region,
+    price,
+    shift_path,
+    weight,
+)
+
+
+class PrefixTree:
+    """The cached prefixes below `root`, which has no tokens and counts as a checkpoint at position 0.
+
+    Setters are idempotent. All methods raise KeyError for an unknown node and ValueError, with one sentence
+    that names the value, for what cannot be; the tree is unchanged then.
+    """
+
+    def __init__(self, root: int = 0) -> None:
+        self.root = root
+        self.end_share = EndShare()
+        """q, see `recompute`."""
+        self.clock = 0
+        """The latest time seen."""
+        self._sequence = 0
+        self._nodes: dict[int, Node] = {root: Node(root, None, 0, 0, 0, 0)}
+        self._nodes[root].checkpoints = [Checkpoint(self._nodes[root], 0, 0, 0)]
+        self._changed: tuple[list[dict[int, Anchor]], ...] = tuple([] for _ in TIERS)
+
+    # Changes of the tree
+
+    def add(self, node: int, parent: int, tokens: int) -> None:
+        """Add a leaf of `tokens` > 0 tokens, without KV. It continues its parent's trajectory or starts one."""
+        above = self._nodes[parent]
+        if node in self._nodes:
+            raise ValueError(f"node {node} exists already")
+        if tokens <= 0:
+            raise ValueError(f"node {node} cannot have {tokens} tokens")
+        start = above.start + above.tokens
+        share = weight(start + tokens)
+        added = Node(node, above, start, tokens, self._next(), self.clock)
+        added.weight = share
+        if above.first is None and above.parent is not None:
+            # One trajectory became longer: it weighs less per token, so everything on it got cheaper.
+            self._mark_all(shift_path(above, share - weight(start), share * tokens, 0))
+        else:
+            shift_path(above, share, share * tokens, 1)
+        above.attach(added)
+        self._nodes[node] = added
+
+    def split(self, node: int, upper: int, tokens: int) -> None:
+        """Make `upper` the parent of `node`, with the first `tokens` of its tokens.
+
+        Checkpoints at offsets <= tokens move to `upper`, KV is in the same tiers in both. Costs and units stay
+        what they were.
+        """
+        lower = self._inner(node)
+        if upper in self._nodes:
+            raise ValueError(f"node {upper} exists already")
+        if not 0 < tokens < lower.tokens:
+            raise ValueError(f"node {node} of {lower.tokens} tokens cannot be split after {tokens}")
+        above = lower.parent
+        assert above is not None
+        made = Node(upper, above, lower.start, tokens, self._next(), lower.used(tokens))
+        made.weight, made.kv = lower.weight, lower.kv
+        if lower.read_to is not None:
+            made.read_to = [entry for entry in lower.read_to if entry[0] < tokens] or None
+            lower.read_to = [(to - tokens, at) for to, at in lower.read_to if to > tokens] or None
+        above.detach(lower)
+        above.attach(made)
+        made.attach(lower)
+        lower.start += tokens
+        lower.tokens -= tokens
+        for tier in TIERS:
+            if made.kv >> tier & 1:
+                above.count_kv_child(tier, node, -1)
+                above.count_kv_child(tier, upper, 1)
+                made.count_kv_child(tier, node, 1)
+        cut = lower.index(tokens + 1)
+        if cut:
+            held = list(lower.checkpoints)
+            made.checkpoints, lower.checkpoints = held[:cut], held[cut:] or ()
+            for checkpoint in made.checkpoints:
+                checkpoint.node = made
+        for checkpoint in lower.checkpoints:
+            checkpoint.offset -= tokens
+        self._nodes[upper] = made
+
+    def remove(self, node: int) -> None:
+        """Remove a leaf, with its KV and its checkpoints if it still has any. Its trajectory gets shorter."""
+        gone = self._inner(node)
+        if gone.first is not None:
+            raise ValueError(f"node {node} has children: only a leaf can be removed")
+        while gone.checkpoints:
+            self._drop(gone.checkpoints[-1])
+        for tier in TIERS:
+            self.set_kv(node, tier, False)
+        above = gone.parent
+        assert above is not None
+        above.detach(gone)
+        del self._nodes[node]
+        share = gone.weight
+        if above.first is None and above.parent is not None:
+            path = shift_path(above, weight(gone.start) - share, -share * gone.tokens, 0)
+            self._mark_all(path[:1])  # the others lost no tokens and their trajectory weighs more now
+        else:
+            self._mark_all(shift_path(above, -share, -share * gone.tokens, -1))
+
+    def set_kv(self, node: int, tier: Tier, present: bool) -> None:
+        """Say whether `tier` holds the node's KV. Any set of nodes may have it, also one with holes."""
+        changed = self._inner(node)
+        bit = 1 << tier
+        if bool(changed.kv & bit) == present:
+            return
+        changed.kv ^= bit
+        above = changed.parent
+        assert above is not None
+        count = above.count_kv_child(tier, node, 1 if present else -1)
+        if not changed.kv_child_count(tier):
+            self._mark_end(changed, tier)
+        elif present:
+            self._mark_bundle_through(changed, tier)
+        if above.kv & bit:
+            if count == present:  # it was the last KV of its trajectory, or is again
+                self._mark_end(above, tier)
+            elif count == 1:  # the child that is left need not share it any more
+                self._mark_bundle_through(above, tier)
+
+    def set_checkpoint(self, node: int, offset: int, tier: Tier, present: bool) -> None:
+        """Say whether `tier` holds the state at `offset` tokens into the node, 0 < offset <= its tokens.
+
+        A checkpoint exists while at least one tier holds it, also where no node ends.
+        """
+        within = self._inner(node)
+        if not 0 < offset <= within.tokens:
+            raise ValueError(f"node {node} of {within.tokens} tokens has no checkpoint at offset {offset}")
+        checkpoint = within.checkpoint_at(offset)
+        bit = 1 << tier
+        if present:
+            if checkpoint is None:
+                checkpoint = self._place(within, offset)
+            if not checkpoint.tiers & bit:
+                checkpoint.tiers |= bit
+                self._mark(checkpoint, tier)
+        elif checkpoint is not None and checkpoint.tiers & bit:
+            if checkpoint.tiers == bit:
+                self._drop(checkpoint)
+            else:
+                checkpoint.tiers ^= bit
+                self._mark(checkpoint, tier)
+
+    # Use
+
+    def touch(self, node: int, offset: int, now: int) -> None:
+        """Note a request at time `now` that was restored at `offset` tokens into the node, 0 <= offset.
+
+        It used all KV before that position and the checkpoint there, if there is one. Time never goes back.
+        """
+        at = self._nodes[node]
+        if not 0 <= offset <= at.tokens:
+            raise ValueError(f"node {node} of {at.tokens} tokens has no offset {offset}")
+        if now < self.clock:
+            raise ValueError(f"time {now} lies before {self.clock}")
+        self.clock = now
+        if 0 < offset < at.tokens:
+            later = [entry for entry in at.read_to or () if entry[0] > offset]
+            at.read_to = [(offset, now), *later]
+            above = at.parent
+        else:
+            above = at if offset else at.parent
+        checkpoint = at.checkpoint_at(offset)
+        if checkpoint is not None:
+            checkpoint.accessed = now
+        elif not offset and above is not None and (checkpoint := above.end_checkpoint()) is not None:
+            checkpoint.accessed = now  # a node's start is its parent's end
+        # Nothing to tell the queues: later use only moves a unit back, and they find out when it comes first.
+        while above is not None:
+            above.read_to_end = now
+            above.read_to = None
+            above = above.parent
+
+    def observe_hit(self, node: int, offset: int) -> None:
+        """Count a hit served from that position into q: at a trajectory's last checkpoint, or an earlier one.
+
+        Call it when the request is matched. A position without a checkpoint counts as an earlier one, the
+        root does not count: nothing was hit.
+        """
+        if node == self.root:
+            return
+        checkpoint = self._nodes[node].checkpoint_at(offset)
+        self.end_share.observe(checkpoint is not None and checkpoint.ends > 0)
+
+    def watch(self, tier: Tier) -> dict[int, Anchor]:
+        """Return a dict to which the tree adds what may have to go earlier than before, keyed by sequence.
+
+        Everything there is now is in it. The reader clears it. Units that have to go later are not reported.
+        """
+        changed: dict[int, Anchor] = {}
+        for node in self._nodes.values():
+            changed[node.sequence] = node
+            changed.update((checkpoint.sequence, checkpoint) for checkpoint in node.checkpoints)
+        self._changed[tier].append(changed)
+        return changed
+
+    # For tests, explanations and status
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def __len__(self) -> int:
+        """Nodes, without the root."""
+        return len(self._nodes) - 1
+
+    def tokens(self, node: int) -> int:
+        """Tokens of the node."""
+        return self._nodes[node].tokens
+
+    def start(self, node: int) -> int:
+        """Position of the node's first token."""
+        return self._nodes[node].start
+
+    def parent(self, node: int) -> int | None:
+        """Id of the node above, None for the root."""
+        above = self._nodes[node].parent
+        return None if above is None else above.id
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """Ids of the nodes below, latest first."""
+        found = []
+        child = self._nodes[node].first
+        while child is not None:
+            found.append(child.id)
+            child = child.next
+        return tuple(found)
+
+    def has_kv(self, node: int, tier: Tier) -> bool:
+        """Whether `tier` holds the node's KV."""
+        return bool(self._nodes[node].kv >> tier & 1)
+
+    def checkpoints(self, node: int) -> tuple[tuple[int, tuple[Tier, ...]], ...]:
+        """The node's checkpoints as (offset, tiers), ascending."""
+        return tuple(
+            (checkpoint.offset, tuple(tier for tier in TIERS if checkpoint.tiers >> tier & 1))
+            for checkpoint in self._inner(node).checkpoints
+        )
+
+    def cost_tokens(self, node: int, offset: int) -> float:
+        """C of the checkpoint at that position, in tokens (KeyError if there is none)."""
+        checkpoint = self._inner(node).checkpoint_at(offset)
+        if checkpoint is None:
+            raise KeyError((node, offset))
+        return price(checkpoint, self.end_share.steps) / COST_SCALE
+
+    # Inside
+
+    def _inner(self, node: int) -> Node:
+        if node == self.root:
+            raise ValueError(f"node {node} is the root: it has no tokens, KV or checkpoints to change")
+        return self._nodes[node]
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _place(self, node: Node, offset: int) -> Checkpoint:
+        checkpoint = Checkpoint(node, offset, self._next(), self.clock)
+        if isinstance(node.checkpoints, list):
+            node.checkpoints.insert(node.index(offset), checkpoint)
+        else:
+            node.checkpoints = [checkpoint]
+        deeper = open_region(checkpoint)
+        self._mark_all(deeper)
+        self._mark_all([checkpoint_before(node, offset)])
+        if offset == node.tokens:
+            self._mark_all([checkpoint, node])  # the KV that ends here hangs on the checkpoint now
+        return checkpoint
+
+    def _drop(self, checkpoint: Checkpoint) -> None:
+        """Remove a checkpoint from all tiers. The ones before and after it only become worth more."""
+        node = checkpoint.node
+        assert node is not None and isinstance(node.checkpoints, list)
+        close_region(checkpoint)
+        del node.checkpoints[node.index(checkpoint.offset)]
+        if not node.checkpoints:
+            node.checkpoints = ()
+        checkpoint.tiers, checkpoint.node = 0, None
+        self._mark_all([checkpoint, node] if checkpoint.offset == node.tokens else [checkpoint])
+
+    def _mark(self, anchor: Anchor, tier: int) -> None:
+        for changed in self._changed[tier]:
+            changed[anchor.sequence] = anchor
+
+    def _mark_all(self, anchors: Sequence[Anchor]) -> None:
+        for watchers in self._changed:
+            for changed in watchers:
+                for anchor in anchors:
+                    changed[anchor.sequence] = anchor
+
+    def _mark_end(self, node: Node, tier: int) -> None:
+        self._mark(node.end_checkpoint() or node, tier)
+
+    def _mark_bundle_through(self, node: Node, tier: int) -> None:
+        """Report the bundle of which `node` may have become a part: the one below, if it does not branch."""
+        while (count := node.kv_child_count(tier)) == 1:
+            assert node.kv_children is not None
+            node = self._nodes[node.kv_children[tier + len(TIERS)]]
+        if not count:
+            self._mark_end(node, tier)

@@ -1,0 +1,38 @@
+"""The rank of a unit: H = t + tau * C / M', lowest goes first.
+
+t is the unit's last access in ticks of the logical clock (one per request), C what losing it costs in tokens,
+and M' what removing it frees, measured in tokens of KV. So C / M' compares tokens with tokens, and tau is in
+accesses: a unit whose loss costs as many tokens as its bytes could keep as KV ranks like one used tau accesses
+later.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sglang_histate.policy.recompute import COST_SCALE
+
+DEFAULT_TAU = 1000.0
+"""Accesses."""
+
+
+class Eviction(StrEnum):
+    """What decides the rank, and what a hit refreshes."""
+
+    SCORE = "score"
+    """H as above; a hit refreshes every earlier checkpoint on its path."""
+    LRU = "lru"
+    """Last access only; a hit refreshes the checkpoint it was restored from and the KV on its path."""
+    LRU_REFRESH = "lru-refresh"
+    """Last access only; a hit refreshes every earlier checkpoint on its path too."""
+
+
+def score(accessed: int, price: int, freed: int, kv_token_bytes: int, tau: float) -> float:
+    """Return H for a price in tokens * `recompute.COST_SCALE` and `freed` > 0 bytes.
+
+    The quotient of the two integers is rounded once, so that H never falls where price / freed does not: a
+    queue may then leave a unit where it is until it comes first.
+    """
+    if not price:
+        return float(accessed)
+    return accessed + tau * (price * kv_token_bytes / (COST_SCALE * freed))

@@ -1,0 +1,150 @@
+"""What can be evicted at once from a pool: an intermediate checkpoint alone, or a bundle.
+
+A *bundle* is the end of a trajectory as far as a tier holds it. It hangs on a KV leaf, a node with KV in the
+tier none of whose children has KV there. It consists of the KV from that leaf upwards that no other child with
+KV in the tier shares, back to the deepest checkpoint (of any tier) before the leaf's end, and of the state at
+the leaf's end if there is a checkpoint and the tier holds it. KV after the last checkpoint is a bundle without
+one: nothing can be restored from it, so losing it costs nothing. Once a bundle is gone, the checkpoint before
+it is the trajectory's last one in the tier, and the KV between it and the one before is the next bundle.
+
+An *intermediate* is any other checkpoint whose state the tier holds.
+
+A bundle's last access is the last request that used it to its end. An intermediate's is the last one restored
+from it or, unless the mode is lru, from anything below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, Tier, checkpoint_before
+from sglang_histate.policy.score import Eviction
+
+
+class Kind(StrEnum):
+    """What goes together."""
+
+    INTERMEDIATE = "intermediate"
+    BUNDLE = "bundle"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One budget of bytes, and what it holds.
+
+    A pool of states only has `kv_token_bytes` 0, a pool of KV only has `state_bytes` 0, a unified pool has
+    both. A device with a fixed split is two pools of tier DEVICE.
+
+    Raises:
+        ValueError: a negative size, or neither of the two.
+    """
+
+    tier: Tier
+    state_bytes: int
+    """Bytes of one checkpoint here."""
+    kv_token_bytes: int
+    """Bytes of KV per token here."""
+
+    def __post_init__(self) -> None:
+        if self.state_bytes < 0 or self.kv_token_bytes < 0 or not (self.state_bytes or self.kv_token_bytes):
+            raise ValueError(
+                f"a pool with {self.state_bytes} bytes per state and {self.kv_token_bytes} per token of KV "
+                "holds nothing: neither may be negative, and one must be positive"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A candidate for eviction, as it is now: the next change of the tree makes it out of date."""
+
+    kind: Kind
+    tier: Tier
+    checkpoint: tuple[int, int] | None
+    """(node, offset), None for KV after a trajectory's last checkpoint."""
+    has_state: bool
+    """Whether the tier holds the checkpoint's state."""
+    nodes: tuple[int, ...]
+    """Whose KV goes, leaf first; empty for an intermediate. A pool without KV names them too."""
+    cut: tuple[int, int] | None
+    """(node, offset): the last of `nodes` goes only after this offset and has to be split there first."""
+    bytes: int
+    """What the pool gets back."""
+    cost_tokens: float
+    """C: expected tokens to compute again."""
+    last_access: int
+    """Tick of the logical clock."""
+    score: float
+    """H, in ticks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The KV of a bundle: from `top`, `skip` tokens into it, down to a leaf; `tokens` in all."""
+
+    top: Node
+    skip: int
+    tokens: int
+
+
+def bundle_leaf(anchor: Anchor, tier: int) -> Node | None:
+    """The KV leaf whose bundle hangs on `anchor`, or None if it has none in this tier."""
+    if isinstance(anchor, Node):
+        return anchor if anchor.is_kv_leaf(tier) and anchor.end_checkpoint() is None else None
+    node = anchor.node
+    if node is not None and anchor.offset == node.tokens and node.is_kv_leaf(tier):
+        return node
+    return None
+
+
+def bundle_extent(leaf: Node, tier: int) -> Extent:
+    """The KV of the bundle at a KV leaf. O(nodes of the bundle, and up to the checkpoint before)."""
+    before = checkpoint_before(leaf, leaf.tokens)
+    assert before.node is not None
+    limit = before.node.start + before.offset
+    top = leaf
+    while top.start > limit:
+        above = top.parent
+        # KV that a second child shares stays. The root has no KV, so `above` is never None here.
+        if above is None or not above.kv >> tier & 1 or above.kv_child_count(tier) > 1:
+            break
+        top = above
+    skip = max(limit - top.start, 0)
+    return Extent(top, skip, leaf.start + leaf.tokens - top.start - skip)
+
+
+def last_access(anchor: Anchor, leaf: Node | None, has_kv: bool, mode: Eviction) -> int:
+    """Tick of the unit's last access; `leaf` as from `bundle_leaf`, `has_kv`: whether the pool holds KV."""
+    if isinstance(anchor, Node):
+        return anchor.read_to_end
+    if mode is Eviction.LRU and (leaf is None or not has_kv):
+        return anchor.accessed
+    assert anchor.node is not None
+    return max(anchor.accessed, anchor.node.used(anchor.offset))
+
+
+def describe(anchor: Anchor, pool: Pool, freed: int, cost_tokens: float, accessed: int, score: float) -> Unit:
+    """Return the unit that hangs on `anchor`, with its bytes, cost, time and score as the queue found them."""
+    leaf = bundle_leaf(anchor, pool.tier)
+    checkpoint, has_state = None, False
+    if isinstance(anchor, Checkpoint):
+        assert anchor.node is not None
+        checkpoint = (anchor.node.id, anchor.offset)
+        has_state = bool(anchor.tiers >> pool.tier & 1)
+    nodes: tuple[int, ...] = ()
+    cut = None
+    if leaf is not None:
+        extent = bundle_extent(leaf, pool.tier)
+        nodes = _ids(leaf, extent.top)
+        cut = (extent.top.id, extent.skip) if extent.skip else None
+    kind = Kind.INTERMEDIATE if leaf is None else Kind.BUNDLE
+    return Unit(kind, pool.tier, checkpoint, has_state, nodes, cut, freed, cost_tokens, accessed, score)
+
+
+def _ids(leaf: Node, top: Node) -> tuple[int, ...]:
+    ids = [leaf.id]
+    while leaf is not top:
+        assert leaf.parent is not None
+        leaf = leaf.parent
+        ids.append(leaf.id)
+    return tuple(ids)

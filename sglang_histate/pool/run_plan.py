@@ -1,0 +1,75 @@
+"""Runs copy plans with torch alone, on any device: the way that always works.
+
+Large pieces are copied one by one, each an ordinary contiguous copy (on CUDA an asynchronous one if the host side is
+pinned). Small pieces, such as single rows of a strided pool, would cost more in calls than in bytes: they are gathered
+and scattered by index, through a contiguous buffer where the two sides are different devices.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+import torch
+
+from sglang_histate.pool.plan import CopyPlan, Offsets
+
+# From here on a copy of its own is faster than an element-wise one by index (measured on one core).
+LARGE_PIECE_BYTES = 32 << 10
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole storage under `tensor` as uint8 ``[bytes]``, sharing memory."""
+    storage = tensor.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
+
+
+def run_plan(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy `plan`'s pieces from `source` to `target`, flat uint8 tensors. On CUDA all is queued on the current stream."""
+    size = plan.piece_bytes
+    if size is None or size >= LARGE_PIECE_BYTES or len(plan) < 3:
+        _one_by_one(plan, source, target)
+        return
+    width = gcd(size, int(np.gcd.reduce(plan.sources)), int(np.gcd.reduce(plan.targets)), 8)
+    rows_from = _as_rows(source, plan.sources, size, width)
+    rows_to = _as_rows(target, plan.targets, size, width)
+    if rows_from is None or rows_to is None:
+        _one_by_one(plan, source, target)
+        return
+    (from_rows, from_index), (to_rows, to_index) = rows_from, rows_to
+    if source.device == target.device:
+        to_rows.index_copy_(0, to_index, from_rows.index_select(0, from_index))
+        return
+    packed = np.arange(len(plan), dtype=np.int64) * size
+    if target.device.type == "cpu":
+        staged = from_rows.index_select(0, from_index)
+        _one_by_one(CopyPlan(packed, plan.targets, plan.sizes), flat_bytes(staged), target)
+    else:
+        staged = torch.empty((len(plan), size // width), dtype=to_rows.dtype, device=target.device)
+        _one_by_one(CopyPlan(plan.sources, packed, plan.sizes), source, flat_bytes(staged))
+        to_rows.index_copy_(0, to_index, staged)
+
+
+def _one_by_one(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None:
+    for start, to, size in plan.merged().pieces():
+        target[to : to + size].copy_(source[start : start + size], non_blocking=True)
+
+
+def _as_rows(
+    flat: torch.Tensor, offsets: Offsets, size: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """View `flat` as evenly spaced rows of `size` bytes in words of `width`, and return the rows' numbers by piece.
+
+    Returns None where the pieces are not on one grid without overlap.
+    """
+    base = int(offsets.min())
+    steps = offsets - base
+    step = int(np.gcd.reduce(steps)) or size
+    if step < size:
+        return None
+    count = int(steps.max()) // step + 1
+    span = flat[base : base + (count - 1) * step + size].view(_WORDS[width])
+    rows = span.as_strided((count, size // width), (step // width, 1))
+    return rows, torch.from_numpy(steps // step).to(flat.device)
