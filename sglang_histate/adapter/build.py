@@ -99,7 +99,7 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
-    ranking = attach_ranking(
+    attach_ranking(
         cache,
         sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
         mode=config.eviction,
@@ -138,7 +138,6 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
         agreement=RankAgreement(cache),
-        ranking=ranking,
         cache=cache,
         counters=counters,
         page_size=page_size,

@@ -13,9 +13,9 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 
 from sglang_histate.adapter.ranking import Ranking
-from sglang_histate.policy.prefix_tree import Tier
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.queue import EvictionQueue
-from sglang_histate.policy.units import Unit
+from sglang_histate.policy.units import Kind, Unit
 
 
 class DeviceWalk:
@@ -66,7 +66,7 @@ class DeviceWalk:
 
     def _goes_by_state(self, unit: Unit) -> bool:
         """A state goes without its KV if it is an intermediate one, or if the pool that is short has no KV."""
-        return not unit.frees_kv
+        return unit.kind is Kind.INTERMEDIATE or not self._queue.pool.kv_token_bytes
 
     def _usable(self, unit: Unit) -> bool:
         if not self._goes_by_state(unit):

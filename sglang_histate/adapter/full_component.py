@@ -8,7 +8,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 
 from sglang_histate.adapter.device_walk import RankedEviction
-from sglang_histate.policy.prefix_tree import Tier
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.units import Unit
 

@@ -12,7 +12,8 @@ from typing import Any
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.ssd_marks import SsdMarks
-from sglang_histate.policy.prefix_tree import PrefixTree, Tier
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Pool, Unit

@@ -36,13 +36,12 @@ class SsdTier:
         output_ends: OutputEnds,
         agreement: RankAgreement,
         counters: Counters,
-        ranking: Ranking,
         cache: Any,
         page_size: int,
     ) -> None:
         self.store = store
-        self.ranking = ranking
         self._core = cache.tree_core
+        self.ranking: Ranking = cache.tree_core.ranking
         self.fault_ins = fault_ins
         self.output_ends = output_ends
         self.counters = counters
@@ -153,7 +152,8 @@ class SsdTier:
         if state.accounted:
             return
         state.accounted = True
-        self.ranking.admitted(self._core.node_by_id(req.last_node))
+        resumed = self._core.node_by_id(req.last_node) if req.prefix_len else self._core.root_node
+        self.ranking.admitted(resumed)
         if req.prefix_len:
             # Stock counts KV behind a host-side state as host KV even where it never left the device.
             req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)

@@ -102,6 +102,7 @@ class Rank:
             ),
             agreement=agreement,
             counters=self.counters,
+            cache=cache,
             page_size=PAGE,
         )
         cache.tier = self.tier
@@ -325,6 +326,7 @@ def account(rank, **values):
     state = state_of(req, PAGE)
     for name, value in values.items():
         setattr(state, name, value)
+    req.last_node = rank.engine.cache.tree_core.root_node.id
     rank.tier._account(req)
     return req, state
 
