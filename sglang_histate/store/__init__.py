@@ -1,15 +1,17 @@
-"""The SSD tier: checkpoints of recurrent states in one file of fixed slabs per rank. No torch, no sglang."""
+"""The SSD tier: checkpoints and KV extents in one file of fixed slabs per rank. No torch, no sglang."""
 
 from .index import Entry, EntryState
-from .layout import Fingerprint, RecordLayout
+from .kinds import Key, RecordKind
+from .layout import NO_PARENT, Fingerprint, RecordLayout
 from .operations import Committed, ReadTicket, WriteOutcome
 from .probe import DirectoryFacts, check_directory, probe_directory
 from .reasons import DropReason, MissReason, PutResult, StoreError
 from .records import Record
-from .stats import StoreStats
+from .stats import KindStats, StoreStats
 from .store import CheckpointStore
 
 __all__ = [
+    "NO_PARENT",
     "CheckpointStore",
     "Committed",
     "DirectoryFacts",
@@ -17,10 +19,13 @@ __all__ = [
     "Entry",
     "EntryState",
     "Fingerprint",
+    "Key",
+    "KindStats",
     "MissReason",
     "PutResult",
     "ReadTicket",
     "Record",
+    "RecordKind",
     "RecordLayout",
     "StoreError",
     "StoreStats",

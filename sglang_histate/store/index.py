@@ -1,9 +1,9 @@
-"""Which checkpoint lies in which slab, and which one is used least recently.
+"""Which record lies in which slab, and which one is used least recently.
 
-Owns the map from key to entry and the order of use. Does not own slabs or buffers: `store.py` returns those.
-An entry is WRITING -> LIVE -> GONE. It leaves the map when it becomes GONE; its slab stays taken until no
-write and no read uses it any more, so a slab is never overwritten under a reader. All methods run on the
-scheduler thread.
+Owns the map from key to entry and the order of use, over both kinds. Does not own slabs or buffers:
+`occupancy.py` and `store.py` do. An entry is WRITING -> LIVE -> GONE. It leaves the map when it becomes GONE;
+its slab stays taken until no write and no read uses it any more, so a slab is never overwritten under a
+reader. All methods run on the scheduler thread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .kinds import Key, RecordKind
+from .layout import NO_PARENT
 from .records import Record
 
 
@@ -24,10 +26,18 @@ class EntryState(StrEnum):
 
 @dataclass(eq=False)
 class Entry:
-    """One checkpoint. Callers read `key`, `at_token` and `state`; the rest belongs to the store."""
+    """One record. Callers read the fields before `slab`, and `state`; the rest belongs to the store.
+
+    `key` is the hash of the record's last page and `at_token` where it ends. An extent has `n_pages` pages,
+    the first of which follows the page `parent` (NO_PARENT at the start of a sequence), so the extent before
+    it, if stored, has the key `parent`. A checkpoint has neither.
+    """
 
     key: bytes
+    kind: RecordKind
     at_token: int
+    parent: bytes
+    n_pages: int
     slab: int
     generation: int
     state: EntryState = EntryState.WRITING
@@ -35,15 +45,19 @@ class Entry:
     pins: int = 0  # reads that are not committed yet
 
     @property
+    def name(self) -> Key:
+        return Key(self.key, self.kind)
+
+    @property
     def in_use(self) -> bool:
         return self.record is not None or self.pins > 0
 
 
 class Index:
-    """Entries by key, least recently used first."""
+    """Entries by name, least recently used first."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -51,25 +65,26 @@ class Index:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def get(self, key: bytes) -> Entry | None:
-        return self._entries.get(key)
+    def get(self, name: Key) -> Entry | None:
+        return self._entries.get(name)
 
     def insert(self, entry: Entry) -> None:
-        assert entry.key not in self._entries
-        self._entries[entry.key] = entry
+        assert entry.name not in self._entries
+        assert entry.kind is RecordKind.KV or (entry.parent == NO_PARENT and entry.n_pages == 0)
+        self._entries[entry.name] = entry
 
-    def touch(self, key: bytes) -> None:
-        """Make `key` the most recently used one."""
-        self._entries.move_to_end(key)
+    def touch(self, name: Key) -> None:
+        """Make `name` the most recently used one."""
+        self._entries.move_to_end(name)
 
     def remove(self, entry: Entry) -> None:
-        removed = self._entries.pop(entry.key)
+        removed = self._entries.pop(entry.name)
         assert removed is entry
         entry.state = EntryState.GONE
 
-    def victim(self) -> Entry | None:
+    def least_recent(self) -> Key | None:
         """Return the least recently used entry that nothing uses, or None.
 
         Entries in use are skipped; there are never more of them than record buffers, so the walk is short.
         """
-        return next((entry for entry in self if not entry.in_use), None)
+        return next((entry.name for entry in self if not entry.in_use), None)

@@ -1,47 +1,12 @@
-"""The bytes of a slab file: superblock, slab headers, and where the segments of a record lie.
+"""Sizes and offsets: how large a slab is, where it starts, and how a record of either kind is cut into parts.
 
-Owns the format (version 1), nothing else: no file, no buffer, no index. All integers are little-endian.
-
-    file         superblock (4096 B) | slab 0 | slab 1 | ... ; slab i starts at 4096 + i * slab_bytes
-    slab         header (header_bytes) | segments, contiguous | zero or stale bytes up to slab_bytes
-
-    superblock   offset  size  field
-                      0     8  magic "HISTATE" and a zero byte
-                      8     4  format version, 1
-                     12     4  segment count of every record
-                     16    32  fingerprint, sha256 of its canonical JSON
-                     48     8  slab_bytes
-                     56     8  slab_count
-                     64     8  payload_bytes
-                     72     8  epoch: +1 each time the store is opened; the upper bits of every generation
-                     80     4  header_bytes
-                     84     4  length of the whole fingerprint JSON
-                     88     n  fingerprint JSON, cut to 4000 bytes
-                   4088     8  xxh3-64 of bytes 0 to 4087
-
-    slab header  offset  size  field
-                      0     8  magic "HISLAB" and two zero bytes
-                      8     4  format version, 1
-                     12     4  segment count
-                     16     8  generation: epoch * 2^40 + number of the write in that epoch
-                     24    32  key
-                     56     8  at_token
-                     64     8  payload_bytes
-                     72     8  captured_at, microseconds since 1970
-                     80    16  first half of the fingerprint
-                     96   8*n  xxh3-64 of each segment
-        header_bytes - 8     8  xxh3-64 of everything before it
-
-`header_bytes` is the smallest multiple of 4096 that holds all of it; one page is enough for 499 segments.
-The sums find torn, short and misplaced writes and flipped bits; they are no defence against a person who
-can write the file.
+Owns these numbers and the identity of a store. The bytes of superblock and headers are in `blocks.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,18 +14,19 @@ from typing import Any
 
 import xxhash
 
-FORMAT_VERSION = 1
+from .kinds import RecordKind
+
+FORMAT_VERSION = 2
 PAGE_BYTES = 4096
 SUPERBLOCK_BYTES = PAGE_BYTES
 KEY_BYTES = 32
+NO_PARENT = bytes(KEY_BYTES)
 MAX_SEGMENTS = 256
+# An extent of more pages would be mostly header; only pages of a few hundred bytes come near it.
+MAX_PAGES_PER_EXTENT = 4096
+FIXED_HEADER_BYTES = 136  # of a slab header, before the sums
+SUM_BYTES = 8
 
-_SUPERBLOCK_MAGIC = b"HISTATE\0"
-_SLAB_MAGIC = b"HISLAB\0\0"
-_SUPERBLOCK = struct.Struct("<8sII32sQQQQII")
-_HEADER = struct.Struct("<8sIIQ32sQQQ16s")
-_SUM = struct.Struct("<Q")
-_JSON_ROOM_BYTES = SUPERBLOCK_BYTES - _SUPERBLOCK.size - _SUM.size
 _WRITES_PER_EPOCH_BITS = 40
 
 
@@ -74,25 +40,41 @@ def generation(epoch: int, write_number: int) -> int:
     return (epoch << _WRITES_PER_EPOCH_BITS) + write_number
 
 
+def sums(content: memoryview, part_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Return the xxh3-64 of each part of `content`; the parts lie one after the other from its start."""
+    found, start = [], 0
+    for size in part_bytes:
+        found.append(xxhash.xxh3_64_intdigest(content[start : start + size]))
+        start += size
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class RecordLayout:
-    """Sizes and offsets of one record. `segment_bytes` is the size of each segment, in the order they lie.
+    """Sizes of a slab and of what it may hold: one checkpoint, or an extent of KV pages.
+
+    `segment_bytes` is the size of each segment of a checkpoint, in the order they lie. `kv_page_bytes` is the
+    size of one KV page of the host pool; 0 means that the store takes no extents. A slab is as large as a
+    checkpoint needs, or as one page does where that is more.
 
     Raises:
-        ValueError: no segment, more than 256, or one without bytes.
+        ValueError: no segment, more than 256, one without bytes, or a negative page size.
     """
 
     segment_bytes: tuple[int, ...]
+    kv_page_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.segment_bytes) <= MAX_SEGMENTS:
             raise ValueError(f"a record has 1 to {MAX_SEGMENTS} segments, not {len(self.segment_bytes)}")
         if min(self.segment_bytes) <= 0:
             raise ValueError("every segment of a record needs at least one byte")
+        if self.kv_page_bytes < 0:
+            raise ValueError(f"a KV page cannot have {self.kv_page_bytes} bytes")
 
     @cached_property
     def segment_offsets(self) -> tuple[int, ...]:
-        """Offset of each segment within the payload, bytes."""
+        """Offset of each segment within the payload of a checkpoint, bytes."""
         offsets, end = [], 0
         for size in self.segment_bytes:
             offsets.append(end)
@@ -101,15 +83,29 @@ class RecordLayout:
 
     @cached_property
     def payload_bytes(self) -> int:
+        """Bytes of a checkpoint."""
         return sum(self.segment_bytes)
 
     @cached_property
+    def room_bytes(self) -> int:
+        """What a slab can hold behind its header; whole pages of 4096."""
+        return pages(max(self.payload_bytes, self.kv_page_bytes))
+
+    @cached_property
+    def pages_per_extent(self) -> int:
+        """The most KV pages that one slab takes: 0 without KV, else at least 1."""
+        if self.kv_page_bytes == 0:
+            return 0
+        return min(self.room_bytes // self.kv_page_bytes, MAX_PAGES_PER_EXTENT)
+
+    @cached_property
     def header_bytes(self) -> int:
-        return pages(_HEADER.size + _SUM.size * (len(self.segment_bytes) + 1))
+        most_parts = max(len(self.segment_bytes), self.pages_per_extent)
+        return pages(FIXED_HEADER_BYTES + SUM_BYTES * (most_parts + 1))
 
     @cached_property
     def slab_bytes(self) -> int:
-        return self.header_bytes + pages(self.payload_bytes)
+        return self.header_bytes + self.room_bytes
 
     def slab_count(self, size_bytes: int) -> int:
         """Return how many slabs fit into a file of at most `size_bytes`."""
@@ -122,12 +118,17 @@ class RecordLayout:
         """Return where `slab` starts in the file, bytes."""
         return SUPERBLOCK_BYTES + slab * self.slab_bytes
 
-    def segment_sums(self, payload: memoryview) -> tuple[int, ...]:
-        """Return the xxh3-64 of each segment of `payload`."""
-        return tuple(
-            xxhash.xxh3_64_intdigest(payload[offset : offset + size])
-            for offset, size in zip(self.segment_offsets, self.segment_bytes, strict=True)
-        )
+    def part_bytes(self, kind: RecordKind, n_pages: int) -> tuple[int, ...]:
+        """Return the sizes of what is summed one by one: segments of a checkpoint, pages of an extent."""
+        return self.segment_bytes if kind is RecordKind.CHECKPOINT else (self.kv_page_bytes,) * n_pages
+
+    def content_bytes(self, kind: RecordKind, n_pages: int) -> int:
+        """Return the bytes of a record without header and padding."""
+        return self.payload_bytes if kind is RecordKind.CHECKPOINT else self.kv_page_bytes * n_pages
+
+    def transfer_bytes(self, kind: RecordKind, n_pages: int) -> int:
+        """Return what is written and read for a record: its header and as many whole pages as it fills."""
+        return self.header_bytes + pages(self.content_bytes(kind, n_pages))
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,12 @@ class Fingerprint:
         Raises:
             TypeError, ValueError: `identity` holds something that JSON cannot write exactly.
         """
-        facts = {"format": FORMAT_VERSION, "identity": identity, "segment_bytes": layout.segment_bytes}
+        facts = {
+            "format": FORMAT_VERSION,
+            "identity": identity,
+            "kv_page_bytes": layout.kv_page_bytes,
+            "segment_bytes": layout.segment_bytes,
+        }
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return cls(text.encode())
 
@@ -155,95 +161,3 @@ class Fingerprint:
     def directory_name(self) -> str:
         """First 16 hexadecimal digits: the folder of all stores with this fingerprint."""
         return self.digest.hex()[:16]
-
-
-@dataclass(frozen=True)
-class Superblock:
-    fingerprint_sha256: bytes
-    segment_count: int
-    slab_bytes: int
-    slab_count: int
-    payload_bytes: int
-    epoch: int
-    header_bytes: int
-    fingerprint_json_bytes: int
-    fingerprint_json: bytes  # cut to the room there is
-
-    @classmethod
-    def of(cls, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint, epoch: int) -> Superblock:
-        text = fingerprint.canonical_json
-        return cls(
-            fingerprint_sha256=fingerprint.digest,
-            segment_count=len(layout.segment_bytes),
-            slab_bytes=layout.slab_bytes,
-            slab_count=slab_count,
-            payload_bytes=layout.payload_bytes,
-            epoch=epoch,
-            header_bytes=layout.header_bytes,
-            fingerprint_json_bytes=len(text),
-            fingerprint_json=text[:_JSON_ROOM_BYTES],
-        )
-
-    def pack(self) -> bytes:
-        fixed = _SUPERBLOCK.pack(
-            _SUPERBLOCK_MAGIC, FORMAT_VERSION, self.segment_count, self.fingerprint_sha256, self.slab_bytes,
-            self.slab_count, self.payload_bytes, self.epoch, self.header_bytes, self.fingerprint_json_bytes,
-        )  # fmt: skip
-        return _seal(fixed + self.fingerprint_json, SUPERBLOCK_BYTES)
-
-    @classmethod
-    def parse(cls, block: bytes) -> Superblock | None:
-        """Return the superblock in `block`, or None if it is not a whole one of this format version."""
-        if not _is_sealed(block) or block[:8] != _SUPERBLOCK_MAGIC:
-            return None
-        _, version, segments, digest, slab, count, payload, epoch, header, text = _SUPERBLOCK.unpack_from(
-            block
-        )
-        if version != FORMAT_VERSION:
-            return None
-        stored = block[_SUPERBLOCK.size : _SUPERBLOCK.size + min(text, _JSON_ROOM_BYTES)]
-        return cls(digest, segments, slab, count, payload, epoch, header, text, stored)
-
-
-@dataclass(frozen=True)
-class SlabHeader:
-    generation: int
-    key: bytes
-    at_token: int
-    payload_bytes: int
-    captured_at_us: int
-    fingerprint_half: bytes  # first 16 bytes of the sha256
-    segment_sums: tuple[int, ...]
-
-    def pack(self, header_bytes: int) -> bytes:
-        fixed = _HEADER.pack(
-            _SLAB_MAGIC, FORMAT_VERSION, len(self.segment_sums), self.generation, self.key,
-            self.at_token, self.payload_bytes, self.captured_at_us, self.fingerprint_half,
-        )  # fmt: skip
-        return _seal(fixed + _pack_sums(self.segment_sums), header_bytes)
-
-    @classmethod
-    def parse(cls, header: bytes) -> SlabHeader | None:
-        """Return the header, or None if magic, version, segment count or checksum do not fit."""
-        if not _is_sealed(header) or header[:8] != _SLAB_MAGIC:
-            return None
-        _, version, segments, number, key, at_token, payload, captured, half = _HEADER.unpack_from(header)
-        if version != FORMAT_VERSION or _HEADER.size + _SUM.size * (segments + 1) > len(header):
-            return None
-        sums = struct.unpack_from(f"<{segments}Q", header, _HEADER.size)
-        return cls(number, key, at_token, payload, captured, half, sums)
-
-
-def _pack_sums(sums: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(sums)}Q", *sums)
-
-
-def _seal(content: bytes, size_bytes: int) -> bytes:
-    body = content.ljust(size_bytes - _SUM.size, b"\0")
-    assert len(body) == size_bytes - _SUM.size, "content is larger than its block"
-    return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
-
-
-def _is_sealed(block: bytes) -> bool:
-    body, tail = block[: -_SUM.size], block[-_SUM.size :]
-    return len(block) % PAGE_BYTES == 0 and tail == _SUM.pack(xxhash.xxh3_64_intdigest(body))

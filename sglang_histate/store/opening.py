@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from .blocks import Superblock
 from .disk import Disk, PosixDisk
 from .faults import from_environment
-from .layout import SUPERBLOCK_BYTES, Fingerprint, RecordLayout, Superblock
+from .layout import SUPERBLOCK_BYTES, Fingerprint, RecordLayout
 from .probe import SLAB_FILE, check_directory, make_private, probe_directory
 from .reasons import StoreError
 from .records import RecordPool

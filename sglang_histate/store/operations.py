@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from .index import Entry
+from .kinds import RecordKind
 from .reasons import DropReason, MissReason
 from .records import Record
 
@@ -41,8 +42,8 @@ class WriteOperation:
 
 @dataclass(eq=False)
 class ReadTicket:
-    """One read. `ok` is None until the read is committed; then `record` holds the checkpoint or
-    `miss_reason` says why not.
+    """One read. `ok` is None until the read is committed; then `record` holds the bytes or `miss_reason` says
+    why not.
 
     `miss_reason` is for counters and logs only: it may differ between ranks, `ok` does not.
     """
@@ -60,6 +61,15 @@ class ReadTicket:
     failure: MissReason | None = None
     finished: bool = False
 
+    @property
+    def kind(self) -> RecordKind:
+        return self.entry.kind
+
+    @property
+    def n_pages(self) -> int:
+        """KV pages in the record; 0 for a checkpoint."""
+        return self.entry.n_pages
+
     def finish(self, failure: MissReason | None) -> None:
         self.failure = failure
         self.finished = True  # last: the scheduler thread may look at any moment
@@ -70,6 +80,7 @@ class WriteOutcome:
     """A committed write: `drop_reason` is None when the entry is LIVE now."""
 
     key: bytes
+    kind: RecordKind
     at_token: int
     drop_reason: DropReason | None
 

@@ -11,8 +11,11 @@ import queue
 import threading
 import time
 
+from .blocks import SlabHeader
 from .disk import Disk
-from .layout import Fingerprint, RecordLayout, SlabHeader
+from .index import Entry
+from .kinds import RecordKind
+from .layout import Fingerprint, RecordLayout, sums
 from .operations import ReadTicket
 from .reasons import MissReason
 
@@ -106,22 +109,35 @@ class Reader:
     def _read(self, ticket: ReadTicket) -> MissReason | None:
         record, entry, layout = ticket.record, ticket.entry, self._layout
         assert record is not None
-        # One call per slab: the block layer splits it and keeps many commands in flight.
-        count = self._disk.read_at([record.image], layout.slab_offset(entry.slab))
-        if count != layout.slab_bytes:
+        wanted = layout.transfer_bytes(entry.kind, entry.n_pages)
+        # One call per record: the block layer splits it and keeps many commands in flight.
+        count = self._disk.read_at([record.image[:wanted]], layout.slab_offset(entry.slab))
+        if count != wanted:
             return MissReason.SHORT_READ
         header = SlabHeader.parse(record.header.tobytes())
         if header is None:
             return MissReason.CORRUPT_HEADER
         if header.fingerprint_half != self._fingerprint_half:
             return MissReason.WRONG_FINGERPRINT
-        if header.generation != entry.generation:
-            return MissReason.WRONG_GENERATION
-        if header.key != entry.key or header.at_token != entry.at_token:
-            return MissReason.WRONG_KEY
-        lengths = header.payload_bytes, len(header.segment_sums)
-        if lengths != (layout.payload_bytes, len(layout.segment_bytes)):
-            return MissReason.WRONG_LENGTH
-        if layout.segment_sums(record.image[layout.header_bytes :]) != header.segment_sums:
-            return MissReason.CORRUPT_SEGMENT
-        return None
+        reason = mismatch(header, entry, layout)
+        if reason is not None:
+            return reason
+        parts = layout.part_bytes(entry.kind, entry.n_pages)
+        if sums(record.image[layout.header_bytes :], parts) == header.part_sums:
+            return None
+        return MissReason.CORRUPT_PAGE if entry.kind is RecordKind.KV else MissReason.CORRUPT_SEGMENT
+
+
+def mismatch(header: SlabHeader, entry: Entry, layout: RecordLayout) -> MissReason | None:
+    """Return why a sound header is not the one of `entry`, or None if it is."""
+    if header.generation != entry.generation:
+        return MissReason.WRONG_GENERATION
+    if header.kind is not entry.kind:
+        return MissReason.WRONG_KIND
+    if (header.key, header.parent, header.at_token) != (entry.key, entry.parent, entry.at_token):
+        return MissReason.WRONG_KEY
+    n_parts = len(layout.part_bytes(entry.kind, entry.n_pages))
+    content_bytes = layout.content_bytes(entry.kind, entry.n_pages)
+    if (len(header.part_sums), header.content_bytes) != (n_parts, content_bytes):
+        return MissReason.WRONG_LENGTH
+    return None

@@ -13,11 +13,12 @@ class StoreError(Exception):
 
 
 class PutResult(StrEnum):
-    """What became of a record that was handed to `CheckpointStore.put`. Only STORED keeps the record."""
+    """What became of a record that was handed to the store. Only STORED keeps the record."""
 
     STORED = "stored"
     ALREADY_STORED = "already_stored"  # the key is in the index; it was touched
-    NO_SLAB = "no_slab"  # every slab is being written or read
+    NO_SLAB = "no_slab"  # nothing may be replaced: all slabs are in use, or the policy keeps what there is
+    BAD_VICTIM = "bad_victim"  # the policy chose a record that is in use or not in the index
     BREAKER_OPEN = "breaker_open"  # too many writes in a row failed
     CLOSED = "closed"
 
@@ -34,22 +35,38 @@ class MissReason(StrEnum):
     SHORT_READ = "short_read"
     CORRUPT_HEADER = "corrupt_header"  # magic, version or header checksum
     WRONG_FINGERPRINT = "wrong_fingerprint"
-    WRONG_KEY = "wrong_key"  # key or token position
+    WRONG_KIND = "wrong_kind"  # a checkpoint where an extent should be, or the other way round
+    WRONG_KEY = "wrong_key"  # key, parent or token position
     WRONG_GENERATION = "wrong_generation"  # an older record: the write of this one never reached the disk
     WRONG_LENGTH = "wrong_length"
-    CORRUPT_SEGMENT = "corrupt_segment"
+    CORRUPT_SEGMENT = "corrupt_segment"  # of a checkpoint
+    CORRUPT_PAGE = "corrupt_page"  # of an extent
     INTERNAL = "internal"  # a defect in the store; the traceback is in the log
 
 
 class DropReason(StrEnum):
-    """Why an entry left the index. Which of the write reasons is reported may differ between ranks."""
+    """Why an entry left the index. Which of the reasons for a failed write is found may differ by rank."""
 
     EVICTED = "evicted"  # its slab was needed for a newer record
     REMOVED = "removed"  # the caller asked
+    ORPHANED = (
+        "orphaned"  # the caller asked: KV without a checkpoint that restores it, or a checkpoint without KV
+    )
     CLEARED = "cleared"
     CLOSED = "closed"
     READ_FAILED = "read_failed"  # on this rank or on another
+    WRITE_FAILED = "write_failed"  # on this rank or on another; what `agreed` makes of the ones below
     WRITE_ERROR = "write_error"
     SHORT_WRITE = "short_write"
     OTHER_RANK = "other_rank"  # this rank wrote it well, another rank did not
     INTERNAL = "internal"
+
+    @property
+    def agreed(self) -> DropReason:
+        """The reason as every rank sees it: the details of a failed write are left out."""
+        return DropReason.WRITE_FAILED if self in _WRITE_FAILURES else self
+
+
+_WRITE_FAILURES = frozenset(
+    {DropReason.WRITE_ERROR, DropReason.SHORT_WRITE, DropReason.OTHER_RANK, DropReason.INTERNAL}
+)

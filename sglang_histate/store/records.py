@@ -1,4 +1,4 @@
-"""Record buffers: a fixed number of page-aligned pieces of memory, each as large as one slab.
+"""Record buffers: a fixed number of page-aligned pieces of memory, each as large as one slab, for either kind.
 
 Owns the memory and who holds it. Does not touch the disk and does not know keys.
 A record is free -> acquired (1 reference) -> shared (more references) -> free when the last one goes.
@@ -23,13 +23,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Record:
-    """One buffer: `memory` is the whole slab image, `header` and `payload` are views of its parts.
+    """One buffer: `memory` is the whole slab image, the others are views of its parts.
 
-    `payload` is a writable uint8 array of exactly `payload_bytes`; `torch.frombuffer(record.payload, ...)`
-    shares it. Once the record was put, its payload is read-only by contract: reads may be served from it.
+    `payload` is where a checkpoint lies, a writable uint8 array of exactly `payload_bytes`;
+    `torch.frombuffer(record.payload, ...)` shares it. `kv_pages` are the same bytes as an extent:
+    ``[pages_per_extent, kv_page_bytes]``, of which a record of n pages uses the first n. Once the record was
+    put, its bytes are read-only by contract: reads may be served from it.
     """
 
-    __slots__ = ("buffer_id", "header", "image", "memory", "payload", "refs")
+    __slots__ = ("buffer_id", "header", "image", "kv_pages", "memory", "payload", "refs")
 
     def __init__(self, buffer_id: int, memory: Bytes, layout: RecordLayout) -> None:
         self.buffer_id = buffer_id
@@ -37,6 +39,8 @@ class Record:
         self.image = memoryview(memory)  # type: ignore[arg-type]  # what the disk reads and writes
         self.header = memory[: layout.header_bytes]
         self.payload = memory[layout.header_bytes : layout.header_bytes + layout.payload_bytes]
+        extent = memory[layout.header_bytes :][: layout.pages_per_extent * layout.kv_page_bytes]
+        self.kv_pages = extent.reshape(layout.pages_per_extent, layout.kv_page_bytes)
         self.refs = 0
 
 

@@ -1,4 +1,4 @@
-"""Counters and the snapshot of them. Numbers only: nothing here decides anything."""
+"""Counters by kind of record, and the snapshot of them. Numbers only: nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -6,12 +6,33 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .kinds import RecordKind
 from .reasons import DropReason, MissReason, PutResult
 
 
 @dataclass(frozen=True)
+class KindStats:
+    """One kind's part of the file and of the counters. Totals count since open."""
+
+    entries: int
+    slabs_used: int
+    bytes_used: int  # whole slabs
+    content_bytes: int  # what lies in these slabs, without headers and padding
+    reads_ok: int
+    reads_shared: int
+    bytes_written: int
+    bytes_read: int
+    puts: Mapping[PutResult, int]
+    misses: Mapping[MissReason, int]
+    drops: Mapping[DropReason, int]
+
+
+@dataclass(frozen=True)
 class StoreStats:
-    """Totals count since open. `used` includes slabs whose write or last read is still in flight."""
+    """Totals count since open. `used` includes slabs whose write or last read is still in flight.
+
+    Each total is over both kinds; `kinds` has the parts.
+    """
 
     slab_bytes: int
     slabs_used: int
@@ -29,15 +50,21 @@ class StoreStats:
     direct_io: bool
     reads_ok: int  # committed and handed over
     reads_shared: int  # of those that began: served from a record still being written
-    bytes_written: int  # slabs, header and padding included
+    bytes_written: int  # header and padding of each record included
     bytes_read: int
     puts: Mapping[PutResult, int]
     misses: Mapping[MissReason, int]
     drops: Mapping[DropReason, int]
+    kinds: Mapping[RecordKind, KindStats]
 
 
 @dataclass
-class Counters:
+class KindCounters:
+    """`entries`, `slabs` and `content_bytes` say what there is now, the others count since open."""
+
+    entries: int = 0
+    slabs: int = 0
+    content_bytes: int = 0
     reads_ok: int = 0
     reads_shared: int = 0
     bytes_written: int = 0
@@ -45,3 +72,39 @@ class Counters:
     puts: Counter[PutResult] = field(default_factory=Counter)
     misses: Counter[MissReason] = field(default_factory=Counter)
     drops: Counter[DropReason] = field(default_factory=Counter)
+
+    def snapshot(self, slab_bytes: int) -> KindStats:
+        return KindStats(
+            entries=self.entries,
+            slabs_used=self.slabs,
+            bytes_used=self.slabs * slab_bytes,
+            content_bytes=self.content_bytes,
+            reads_ok=self.reads_ok,
+            reads_shared=self.reads_shared,
+            bytes_written=self.bytes_written,
+            bytes_read=self.bytes_read,
+            puts=dict(self.puts),
+            misses=dict(self.misses),
+            drops=dict(self.drops),
+        )
+
+
+def new_counters() -> dict[RecordKind, KindCounters]:
+    return {kind: KindCounters() for kind in RecordKind}
+
+
+def total(counters: Mapping[RecordKind, KindCounters]) -> KindCounters:
+    """Return the sums over the kinds."""
+    both = KindCounters()
+    for part in counters.values():
+        both.entries += part.entries
+        both.slabs += part.slabs
+        both.content_bytes += part.content_bytes
+        both.reads_ok += part.reads_ok
+        both.reads_shared += part.reads_shared
+        both.bytes_written += part.bytes_written
+        both.bytes_read += part.bytes_read
+        both.puts += part.puts
+        both.misses += part.misses
+        both.drops += part.drops
+    return both

@@ -1,7 +1,7 @@
-"""The SSD tier of one rank: checkpoints by key, in one file of fixed slabs.
+"""The SSD tier of one rank: checkpoints and KV extents by key, in one file of fixed slabs.
 
-Owns the index, the slabs and the record buffers. Does not decide what is captured, nor what a checkpoint
-means.
+Owns the record buffers and all that is in flight. Does not decide what is captured, what a record means, nor
+(given `choose_victim`) which one must go.
 
 Every rank has its own store and all ranks make the same calls in the same order on their scheduler threads.
 What a caller can see or influence (index, order of use, slabs, buffers) changes only inside these calls;
@@ -14,6 +14,10 @@ rank `poll()` does all three.
     ticket = store.begin_read(key)           a ReadTicket or a MissReason; nothing blocks
     store.poll()                             ticket.ok is True or False now
     store.release(ticket)                    after use of ticket.record.payload
+
+    store.put_extent(...)                    the same for record.kv_pages; then kind=RecordKind.KV in the other calls
+
+A key is a page hash. Checkpoints and extents have separate key spaces; a call without `kind` means checkpoints.
 
 The store begins empty each time it is opened. Open it after the process has forked its children: a child
 would hold the lock and could not use the buffers.
@@ -29,19 +33,20 @@ from typing import Any
 from .breaker import Breaker
 from .disk import Disk
 from .events import EventLog
-from .index import Entry, EntryState, Index
-from .layout import KEY_BYTES, Fingerprint, RecordLayout, generation
+from .in_flight import InFlight
+from .index import Entry
+from .kinds import Key, RecordKind
+from .layout import KEY_BYTES, NO_PARENT, Fingerprint, RecordLayout, generation
+from .occupancy import ChooseVictim, Occupancy, OnGone, OnPresent
 from .opening import open_disk, start_epoch
-from .operations import Committed, Deliver, ReadTicket, Uncommitted, WriteOperation, WriteOutcome
+from .operations import Committed, Deliver, ReadTicket, WriteOperation
 from .reader import Reader, ReadGate
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
-from .slabs import SlabPool
-from .stats import Counters, StoreStats
+from .stats import StoreStats, new_counters, total
 from .writer import Writer
 
 CLOSE_TIMEOUT_S = 2.0
-OnDrop = Callable[[Entry, DropReason], None]
 
 
 class CheckpointStore:
@@ -59,7 +64,9 @@ class CheckpointStore:
         reader_threads: int,
         breaker: Breaker,
         clock: Callable[[], float],
-        on_drop: OnDrop | None,
+        choose_victim: ChooseVictim | None,
+        on_present: OnPresent | None,
+        on_gone: OnGone | None,
     ) -> None:
         self.layout = layout
         self.fingerprint = fingerprint
@@ -67,15 +74,25 @@ class CheckpointStore:
         self._disk = disk
         self._epoch = epoch
         self._clock = clock
-        self._on_drop = on_drop
         self._breaker = breaker
-        self._slabs = SlabPool(slab_count)
-        self._index = Index()
-        self._writes: Uncommitted[WriteOperation] = Uncommitted()
-        self._reads: Uncommitted[ReadTicket] = Uncommitted()
-        self._writes_submitted = 0
-        self._counters = Counters()
         self._events = EventLog()
+        self._counters = new_counters()
+        self._occupancy = Occupancy(
+            layout,
+            slab_count,
+            self._counters,
+            self._events,
+            choose_victim=choose_victim,
+            on_present=on_present,
+            on_gone=on_gone,
+        )
+        self._index = self._occupancy.index
+        self._in_flight = InFlight(
+            layout, records, self._occupancy, self._breaker, self._counters, self._events
+        )
+        self._writes = self._in_flight.writes
+        self._reads = self._in_flight.reads
+        self._writes_submitted = 0
         self._closed = False
         gate = ReadGate()
         self._reader = Reader(disk, layout, fingerprint, gate, reader_threads)
@@ -96,13 +113,21 @@ class CheckpointStore:
         clock: Callable[[], float] = time.time,
         breaker_failures: int = 3,
         breaker_refused_puts: int = 64,
-        on_drop: OnDrop | None = None,
+        choose_victim: ChooseVictim | None = None,
+        on_present: OnPresent | None = None,
+        on_gone: OnGone | None = None,
     ) -> CheckpointStore:
         """Create or take over `<root>/<fingerprint>/<rank_name>/slabs.dat` with at most `size_bytes`.
 
         `fingerprint` holds every fact that must match before bytes may be used again (JSON types only).
-        `disk` replaces the file in tests; then `root` is not touched. `clock` only stamps headers. `on_drop`
-        hears of every entry that leaves the index, on the calling thread; it must not call the store.
+        `disk` replaces the file in tests; then `root` is not touched. `clock` only stamps headers.
+
+        The other three run inside calls of the scheduler thread. They may look things up and must not change
+        the store. `choose_victim()` names the record that makes room when no slab is free: it must be
+        `replaceable` and the same on every rank; None refuses the put. Without it the least recently used
+        record of both kinds goes. `on_present(key, kind)` hears of each record that enters the index (at
+        put), `on_gone(key, kind, reason)` of each that leaves it, with a reason that is the same on every
+        rank.
 
         Raises:
             StoreError: the directory or the size cannot be used; the text names the flag and the way out.
@@ -126,17 +151,23 @@ class CheckpointStore:
             reader_threads=reader_threads,
             breaker=Breaker(breaker_failures, breaker_refused_puts),
             clock=clock,
-            on_drop=on_drop,
+            choose_victim=choose_victim,
+            on_present=on_present,
+            on_gone=on_gone,
         )
 
-    def lookup(self, key: bytes) -> Entry | None:
+    def lookup(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> Entry | None:
         """Return the entry of `key`, without any effect."""
-        return self._index.get(key)
+        return self._index.get(Key(key, kind))
 
-    def touch(self, key: bytes) -> None:
+    def replaceable(self, name: Key) -> bool:
+        """Say whether `choose_victim` may answer `name`: it is there, neither being written nor read."""
+        return self._occupancy.replaceable(name)
+
+    def touch(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> None:
         """Make `key` the most recently used one, if it is there."""
-        if self._index.get(key) is not None:
-            self._index.touch(key)
+        if self.lookup(key, kind) is not None:
+            self._index.touch(Key(key, kind))
 
     def acquire_record(self) -> Record | None:
         """Return a record to fill, or None when all are in use. Hand it to `put` or to `release_record`."""
@@ -147,48 +178,49 @@ class CheckpointStore:
         self.records.release(record)
 
     def put(self, key: bytes, at_token: int, record: Record) -> PutResult:
-        """Store `record` under `key`. It is the store's from here on, whatever the result.
+        """Store the checkpoint in `record` under `key`. The record is the store's now, whatever the result.
 
-        The least recently used entry gives up its slab if none is free; entries in use are never taken.
-        Puts that the breaker refuses count towards its end.
+        A record that nothing uses gives up its slab if none is free. Puts that the breaker refuses count
+        towards its end.
         """
-        assert len(key) == KEY_BYTES, f"a key has {KEY_BYTES} bytes"
-        assert record.refs == 1, "only a record fresh from acquire_record can be put"
-        result = self._admit(key)
-        self._counters.puts[result] += 1
-        if result is not PutResult.STORED:
-            self.records.release(record)
-            return result
-        slab = self._slabs.acquire()
-        assert slab is not None
-        self._writes_submitted += 1
-        entry = Entry(key, at_token, slab, generation(self._epoch, self._writes_submitted), record=record)
-        self._index.insert(entry)
-        operation = WriteOperation(entry, record, captured_at_us=int(self._clock() * 1e6))
-        self._writes.submit(operation)
-        self._writer.submit(operation)
-        return result
+        return self._put(Key(key, RecordKind.CHECKPOINT), at_token, record, NO_PARENT, 0)
 
-    def begin_read(self, key: bytes, deliver: Deliver | None = None) -> ReadTicket | MissReason:
+    def put_extent(
+        self, key: bytes, at_token: int, record: Record, *, parent: bytes, n_pages: int
+    ) -> PutResult:
+        """Store the first `n_pages` (1 to `layout.pages_per_extent`) of `record.kv_pages`, like `put`.
+
+        `key` is the hash of the last page and `at_token` its end; `parent` is the hash of the page before the
+        first one, NO_PARENT at the start of a sequence. An extent with this key that is there already stays
+        as it is, also if it has fewer pages: see `lookup`, and `drop` it first where that matters.
+        """
+        assert 1 <= n_pages <= self.layout.pages_per_extent, f"{n_pages} pages do not fit into a slab"
+        assert len(parent) == KEY_BYTES, f"a page hash has {KEY_BYTES} bytes"
+        return self._put(Key(key, RecordKind.KV), at_token, record, parent, n_pages)
+
+    def begin_read(
+        self, key: bytes, deliver: Deliver | None = None, *, kind: RecordKind = RecordKind.CHECKPOINT
+    ) -> ReadTicket | MissReason:
         """Start reading `key`, and touch it. The entry keeps its slab until the read is committed.
 
         `deliver(record)` runs on a reader thread once the bytes are verified and before the read counts as
-        completed; if it raises, the read is a miss. It must not call the store.
+        completed; if it raises, the read is a miss. It must not call the store. Of an extent, `n_pages` of
+        `record.kv_pages` are valid, see `lookup`.
         """
-        entry = self._index.get(key)
+        entry = self.lookup(key, kind)
         if self._closed:
-            return self._miss(MissReason.CLOSED)
+            return self._miss(kind, MissReason.CLOSED)
         if entry is None:
-            return self._miss(MissReason.ABSENT)
+            return self._miss(kind, MissReason.ABSENT)
         shared = entry.record is not None
         record = self.records.share(entry.record) if entry.record is not None else self.records.acquire()
         if record is None:
-            return self._miss(MissReason.NO_BUFFER)
+            return self._miss(kind, MissReason.NO_BUFFER)
         entry.pins += 1
-        self._index.touch(key)
+        self._index.touch(entry.name)
         ticket = ReadTicket(key, entry.at_token, record, shared, entry=entry, deliver=deliver)
         self._reads.submit(ticket)
-        self._counters.reads_shared += shared
+        self._counters[kind].reads_shared += shared
         if shared and deliver is None:
             ticket.finish(None)
         else:
@@ -205,21 +237,25 @@ class CheckpointStore:
     def release(self, ticket: ReadTicket) -> None:
         """The caller is done with `ticket.record`. Harmless for a read that failed or was released before."""
         assert ticket.ok is not None, "not committed yet: use cancel_read"
-        if ticket.record is not None:
-            self.records.release(ticket.record)
-            ticket.record = None
+        self._in_flight.release(ticket)
 
-    def remove(self, key: bytes) -> bool:
-        """Take `key` out of the index, if it is there. Reads and writes in flight end as usual."""
-        entry = self._index.get(key)
+    def drop(
+        self,
+        key: bytes,
+        reason: DropReason = DropReason.REMOVED,
+        *,
+        kind: RecordKind = RecordKind.CHECKPOINT,
+    ) -> bool:
+        """Take `key` out of the index; return whether it was there. Reads and writes in flight end as usual."""
+        entry = self.lookup(key, kind)
         if entry is not None:
-            self._drop(entry, DropReason.REMOVED)
+            self._in_flight.drop(entry, reason)
         return entry is not None
 
     def clear(self) -> None:
         """Drop every entry. Reads in flight will be misses; buffers and slabs in use come back at commit."""
         for entry in list(self._index):
-            self._drop(entry, DropReason.CLEARED)
+            self._in_flight.drop(entry, DropReason.CLEARED)
         for ticket in self._reads:
             ticket.cleared = True
 
@@ -238,8 +274,8 @@ class CheckpointStore:
 
     def commit(self, write_ok: Sequence[bool], read_ok: Sequence[bool]) -> Committed:
         """Apply agreed outcomes to the oldest uncommitted writes and reads, in order."""
-        writes = tuple(self._commit_write(ok) for ok in write_ok)
-        reads = [self._commit_read(ok) for ok in read_ok]
+        writes = tuple(self._in_flight.commit_write(ok) for ok in write_ok)
+        reads = [self._in_flight.commit_read(ok) for ok in read_ok]
         return Committed(writes, tuple(ticket for ticket in reads if not ticket.cancelled))
 
     def poll(self) -> Committed:
@@ -256,7 +292,7 @@ class CheckpointStore:
         self._reader.stop()
         ended = self._writer.join(deadline_s) and self._reader.join(deadline_s)
         for entry in list(self._index):
-            self._drop(entry, DropReason.CLOSED)
+            self._in_flight.drop(entry, DropReason.CLOSED)
         if not ended:
             self._events.warn(
                 "close", "a read or write did not end in time; the slab file stays open until exit"
@@ -273,17 +309,21 @@ class CheckpointStore:
 
         Entries by last use, free slabs, free buffers, counts of operations, and whether the breaker is open.
         """
-        entries = tuple((e.key, e.at_token, e.state.value, e.slab, e.pins) for e in self._index)
+        entries = tuple(
+            (e.key, e.kind.value, e.at_token, e.parent, e.n_pages, e.state.value, e.slab, e.pins)
+            for e in self._index
+        )
         counts = (
             self._writes.committed_count,
             len(self._writes),
             self._reads.committed_count,
             len(self._reads),
         )
-        return entries, self._slabs.free_ids(), self.records.free_ids(), counts, self._breaker.is_open
+        slabs = self._occupancy.slabs.free_ids()
+        return entries, slabs, self.records.free_ids(), counts, self._breaker.is_open
 
     def stats(self) -> StoreStats:
-        layout, slabs, counters = self.layout, self._slabs, self._counters
+        layout, slabs, counters = self.layout, self._occupancy.slabs, total(self._counters)
         return StoreStats(
             slab_bytes=layout.slab_bytes,
             slabs_used=slabs.total - slabs.free,
@@ -306,84 +346,39 @@ class CheckpointStore:
             puts=dict(counters.puts),
             misses=dict(counters.misses),
             drops=dict(counters.drops),
+            kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in self._counters.items()},
         )
 
-    def _admit(self, key: bytes) -> PutResult:
+    def _put(self, name: Key, at_token: int, record: Record, parent: bytes, n_pages: int) -> PutResult:
+        assert len(name.hash) == KEY_BYTES, f"a key has {KEY_BYTES} bytes"
+        assert record.refs == 1, "only a record fresh from acquire_record can be put"
+        result = self._admit(name)
+        self._counters[name.kind].puts[result] += 1
+        if result is not PutResult.STORED:
+            self.records.release(record)
+            return result
+        slab = self._occupancy.slabs.acquire()
+        assert slab is not None
+        self._writes_submitted += 1
+        number = generation(self._epoch, self._writes_submitted)
+        entry = Entry(name.hash, name.kind, at_token, parent, n_pages, slab, number, record=record)
+        operation = WriteOperation(entry, record, captured_at_us=int(self._clock() * 1e6))
+        self._writes.submit(operation)
+        self._writer.submit(operation)
+        self._occupancy.enter(entry)
+        return result
+
+    def _admit(self, name: Key) -> PutResult:
         """Decide about one put and make sure that a slab is free if the answer is STORED."""
         if self._closed:
             return PutResult.CLOSED
-        if self._index.get(key) is not None:
-            self._index.touch(key)
+        if self._index.get(name) is not None:
+            self._index.touch(name)
             return PutResult.ALREADY_STORED
         if not self._breaker.admits():
             return PutResult.BREAKER_OPEN
-        if self._slabs.free == 0:
-            victim = self._index.victim()
-            if victim is None:
-                return PutResult.NO_SLAB
-            self._drop(victim, DropReason.EVICTED)
-        return PutResult.STORED
+        return self._occupancy.make_room()
 
-    def _commit_write(self, ok: bool) -> WriteOutcome:
-        operation = self._writes.take()
-        entry = operation.entry
-        entry.record = None
-        self.records.release(operation.record)
-        if operation.abandoned is not None:
-            self._free_if_unused(entry)
-            return WriteOutcome(entry.key, entry.at_token, operation.abandoned)
-        if self._breaker.record(ok):
-            self._events.warn(
-                "breaker", "several writes in a row failed; the next ones are refused for a while"
-            )
-        if ok:
-            entry.state = EntryState.LIVE
-            self._counters.bytes_written += self.layout.slab_bytes
-            return WriteOutcome(entry.key, entry.at_token, None)
-        reason = operation.failure or DropReason.OTHER_RANK
-        self._events.warn("write", "a checkpoint could not be written (%s) and was dropped", reason.value)
-        self._drop(entry, reason)
-        return WriteOutcome(entry.key, entry.at_token, reason)
-
-    def _commit_read(self, ok: bool) -> ReadTicket:
-        ticket = self._reads.take()
-        entry = ticket.entry
-        entry.pins -= 1
-        if not ok:
-            ticket.miss_reason = ticket.failure or MissReason.OTHER_RANK
-            self._events.warn(
-                "read", "a checkpoint could not be read (%s) and was dropped", ticket.miss_reason.value
-            )
-        elif ticket.cleared:
-            ticket.miss_reason = MissReason.CLEARED
-        if not ok and entry.state is not EntryState.GONE:
-            self._drop(entry, DropReason.READ_FAILED)
-        else:
-            self._free_if_unused(entry)
-        ticket.ok = ticket.miss_reason is None and not ticket.cancelled
-        if ticket.ok:
-            self._counters.reads_ok += 1
-            self._counters.bytes_read += 0 if ticket.shared else self.layout.slab_bytes
-        else:
-            if ticket.miss_reason is not None:
-                self._counters.misses[ticket.miss_reason] += 1
-            self.release(ticket)
-        return ticket
-
-    def _drop(self, entry: Entry, reason: DropReason) -> None:
-        self._index.remove(entry)
-        self._counters.drops[reason] += 1
-        if entry.record is not None:
-            write = next(write for write in self._writes if write.entry is entry)
-            write.abandoned = reason
-        self._free_if_unused(entry)
-        if self._on_drop is not None:
-            self._on_drop(entry, reason)
-
-    def _free_if_unused(self, entry: Entry) -> None:
-        if entry.state is EntryState.GONE and not entry.in_use:
-            self._slabs.release(entry.slab)
-
-    def _miss(self, reason: MissReason) -> MissReason:
-        self._counters.misses[reason] += 1
+    def _miss(self, kind: RecordKind, reason: MissReason) -> MissReason:
+        self._counters[kind].misses[reason] += 1
         return reason

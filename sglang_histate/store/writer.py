@@ -15,8 +15,9 @@ import time
 
 import numpy as np
 
+from .blocks import SlabHeader
 from .disk import Disk
-from .layout import Fingerprint, RecordLayout, SlabHeader
+from .layout import Fingerprint, RecordLayout, sums
 from .operations import WriteOperation
 from .reader import ReadGate
 from .reasons import DropReason
@@ -69,22 +70,26 @@ class Writer:
 
     def _write(self, operation: WriteOperation) -> DropReason | None:
         record, entry, layout = operation.record, operation.entry, self._layout
+        parts = layout.part_bytes(entry.kind, entry.n_pages)
         header = SlabHeader(
+            kind=entry.kind,
             generation=entry.generation,
             key=entry.key,
+            parent=entry.parent,
             at_token=entry.at_token,
-            payload_bytes=layout.payload_bytes,
+            content_bytes=layout.content_bytes(entry.kind, entry.n_pages),
             captured_at_us=operation.captured_at_us,
             fingerprint_half=self._fingerprint_half,
-            segment_sums=layout.segment_sums(record.image[layout.header_bytes :]),
+            part_sums=sums(record.image[layout.header_bytes :], parts),
         )
         record.header[:] = np.frombuffer(header.pack(layout.header_bytes), dtype=np.uint8)
         offset = layout.slab_offset(entry.slab)
-        for start in range(0, layout.slab_bytes, PIECE_BYTES):
+        end = layout.transfer_bytes(entry.kind, entry.n_pages)
+        for start in range(0, end, PIECE_BYTES):
             self._gate.wait_idle(YIELD_TO_READS_S)
             if self._stopping:
                 return DropReason.CLOSED
-            piece = record.image[start : start + PIECE_BYTES]
+            piece = record.image[start : min(start + PIECE_BYTES, end)]
             if self._disk.write_at([piece], offset + start) != len(piece):
                 return DropReason.SHORT_WRITE
         return None

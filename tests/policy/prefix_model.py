@@ -161,7 +161,8 @@ class Model:
             end = self.start(leaf) + len(run.used)
             mark = (leaf, len(run.used)) if len(run.used) in run.states else None
             limit = max([0] + [p for n, o in self.path_states(leaf) if (p := self.start(n) + o) < end])
-            nodes, tokens, cut = [], 0, None
+            nodes: list[int] = []
+            tokens, cut = 0, None
             node = leaf
             while node and tier in self.runs[node].kv:
                 sharers = [c for c in self.children(node) if tier in self.runs[c].kv]
@@ -192,12 +193,12 @@ class Model:
                         (run.state_born[o], "intermediate", (n, o), True, (), None, state_bytes, accessed)
                     )
         ranked = []
-        for born, kind, mark, has_state, nodes, cut, freed, accessed in units:
+        for born, kind, mark, has_state, gone, cut, freed, accessed in units:
             if not freed:
                 continue
             cost = costs[mark][0] if mark else Fraction(0)
             score = float(accessed)
             if mode == "score":
                 score += tau * float(cost * measure / freed)
-            ranked.append((score, born, kind, mark, has_state, nodes, cut, freed, float(cost), accessed))
+            ranked.append((score, born, kind, mark, has_state, gone, cut, freed, float(cost), accessed))
         return sorted(ranked, key=lambda unit: unit[:2])

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import xxhash
 
-from sglang_histate.store.layout import SUPERBLOCK_BYTES, SlabHeader, Superblock
+from sglang_histate.store.blocks import SlabHeader, Superblock
+from sglang_histate.store.kinds import RecordKind
+from sglang_histate.store.layout import SUPERBLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ def read_slabs(file: Path, after_generation: int = 0) -> dict[bytes, Stored]:
             header = SlabHeader.parse(image[: block.header_bytes])
             if header is None or header.generation <= after_generation:
                 continue
-            payload = image[block.header_bytes : block.header_bytes + header.payload_bytes]
+            if header.kind is not RecordKind.CHECKPOINT:
+                continue
+            payload = image[block.header_bytes : block.header_bytes + header.content_bytes]
             older = found.get(header.key)
             if older is None or older.generation < header.generation:
                 found[header.key] = Stored(header.at_token, header.generation, payload)
@@ -62,10 +66,10 @@ def last_generation(file: Path) -> int:
 
 
 def _check_sums(header: SlabHeader, payload: bytes, block: Superblock) -> None:
-    assert len(header.segment_sums) == block.segment_count
+    assert len(header.part_sums) == block.segment_count
     sizes = _segment_sizes(block)
     offset = 0
-    for size, expected in zip(sizes, header.segment_sums, strict=True):
+    for size, expected in zip(sizes, header.part_sums, strict=True):
         assert xxhash.xxh3_64_intdigest(payload[offset : offset + size]) == expected
         offset += size
     assert offset == len(payload)

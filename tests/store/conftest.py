@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_histate.store import CheckpointStore, RecordLayout
+from sglang_histate.store import NO_PARENT, CheckpointStore, RecordLayout
 
-LAYOUT = RecordLayout((5000, 300, 4096))  # header 4096, payload 9396, slab 16384
+# header 4096, payload 9396, slab 16384; 4 KV pages per extent, not aligned to anything
+LAYOUT = RecordLayout((5000, 300, 4096), kv_page_bytes=3000)
 SLAB = LAYOUT.slab_bytes
 
 
@@ -48,6 +49,25 @@ def put(store: CheckpointStore, number: int, fill: int | None = None):
     assert record is not None
     record.payload[:] = number % 251 if fill is None else fill
     return store.put(key(number), 64 * number, record)
+
+
+def put_extent(
+    store: CheckpointStore, number: int, n_pages: int = 4, fill: int | None = None, parent: bytes = NO_PARENT
+):
+    """Store an extent whose page i is filled with `fill` + i."""
+    record = store.acquire_record()
+    assert record is not None
+    fill_extent(record, n_pages, number if fill is None else fill)
+    return store.put_extent(key(number), 64 * number, record, parent=parent, n_pages=n_pages)
+
+
+def fill_extent(record, n_pages: int, fill: int) -> None:
+    for page in range(n_pages):
+        record.kv_pages[page] = (fill + page) % 256
+
+
+def is_extent(record, n_pages: int, fill: int) -> bool:
+    return all((record.kv_pages[page] == (fill + page) % 256).all() for page in range(n_pages))
 
 
 @pytest.fixture

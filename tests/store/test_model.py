@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang_histate.store import EntryState, MissReason, PutResult, ReadTicket
+from sglang_histate.store import (
+    NO_PARENT,
+    DropReason,
+    EntryState,
+    Key,
+    MissReason,
+    PutResult,
+    ReadTicket,
+    RecordKind,
+)
 
-from .conftest import LAYOUT, SLAB, key, open_store, wait_finished
+from .conftest import LAYOUT, SLAB, fill_extent, is_extent, key, open_store, wait_finished
 from .fakes import FakeDisk
 
 SLABS, BUFFERS = 3, 4
-numbers = st.integers(0, 6)
+KV = RecordKind.KV
+numbers = st.integers(0, 4)
+kinds = st.sampled_from(list(RecordKind))
 read_faults = st.one_of(
     st.sampled_from(["eio", "einval"]),
     st.tuples(st.just("short"), st.integers(0, SLAB)),
@@ -26,9 +37,10 @@ write_faults = st.one_of(
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(policy=st.sampled_from(["least recently used", "oldest", "careless", "miser"]))
+    def open(self, policy: str) -> None:
         self.disk = FakeDisk()
+        self.present: dict[Key, None] = {}  # what the callbacks say, in order of arrival
         self.store = open_store(
             disk=self.disk,
             slabs=SLABS,
@@ -36,40 +48,69 @@ class StoreAgainstModel(RuleBasedStateMachine):
             reader_threads=1,
             breaker_failures=3,
             breaker_refused_puts=2,
+            on_present=self.on_present,
+            on_gone=self.on_gone,
+            choose_victim={
+                "least recently used": None,
+                "oldest": lambda: next(filter(self.store.replaceable, self.present), None),
+                "careless": lambda: next(iter(self.present), None),
+                "miser": lambda: None,
+            }[policy],
         )
-        self.content: dict[int, int] = {}  # number -> the byte its newest record is filled with
-        self.reading: dict[ReadTicket, int] = {}  # ticket -> the byte it must deliver
-        self.held: list[ReadTicket] = []
-        self.spare: list = []
+        self.policy = policy
+        self.content: dict[Key, tuple[int, int]] = {}  # name -> fill and pages of its newest record
+        self.reading: dict[ReadTicket, tuple[int, int]] = {}  # ticket -> what it must deliver
+        self.held: list[tuple[ReadTicket, int]] = []
         self.next_fill = 0
         self.last_completed = (0, 0)
 
-    @rule(number=numbers)
-    def put(self, number: int) -> None:
+    def on_present(self, hashed: bytes, kind: RecordKind) -> None:
+        assert Key(hashed, kind) not in self.present
+        self.present[Key(hashed, kind)] = None
+
+    def on_gone(self, hashed: bytes, kind: RecordKind, reason: DropReason) -> None:
+        assert reason is reason.agreed
+        del self.present[Key(hashed, kind)]
+
+    @rule(number=numbers, kind=kinds, n_pages=st.integers(1, LAYOUT.pages_per_extent))
+    def put(self, number: int, kind: RecordKind, n_pages: int) -> None:
         record = self.store.acquire_record()
         if record is None:
             assert self.store.stats().buffers_free == 0
             return
         self.next_fill = (self.next_fill + 1) % 256
-        record.payload[:] = self.next_fill
-        was_there = self.store.lookup(key(number)) is not None
-        result = self.store.put(key(number), 64 * number, record)
+        was_there = self.store.lookup(key(number), kind) is not None
+        was_full = self.store.stats().slabs_used == SLABS
+        if kind is KV:
+            fill_extent(record, n_pages, self.next_fill)
+            result = self.store.put_extent(
+                key(number), 64 * number, record, parent=NO_PARENT, n_pages=n_pages
+            )
+        else:
+            record.payload[:] = self.next_fill
+            result = self.store.put(key(number), 64 * number, record)
         assert (result is PutResult.ALREADY_STORED) == was_there
         if result is PutResult.STORED:
-            self.content[number] = self.next_fill
+            self.content[Key(key(number), kind)] = self.next_fill, n_pages
+        if result is PutResult.NO_SLAB:
+            assert was_full
+            assert self.policy == "miser" or not any(map(self.store.replaceable, self.present))
+        if result is PutResult.BAD_VICTIM:
+            assert was_full and self.policy == "careless"
         # Faults and rot must meet the same operation in every run; races are the stress test's subject.
         wait_finished(self.store)
 
-    @rule(number=numbers)
-    def begin_read(self, number: int) -> None:
-        entry = self.store.lookup(key(number))
-        ticket = self.store.begin_read(key(number))
+    @rule(number=numbers, kind=kinds)
+    def begin_read(self, number: int, kind: RecordKind) -> None:
+        entry = self.store.lookup(key(number), kind)
+        ticket = self.store.begin_read(key(number), kind=kind)
         if isinstance(ticket, MissReason):
             assert (ticket is MissReason.ABSENT) == (entry is None)
             assert ticket in (MissReason.ABSENT, MissReason.NO_BUFFER)
             return
         assert ticket.shared == (entry.state is EntryState.WRITING)
-        self.reading[ticket] = self.content[number]
+        assert not self.store.replaceable(entry.name)
+        self.reading[ticket] = self.content[entry.name]
         wait_finished(self.store)
 
     @precondition(lambda self: self.reading)
@@ -101,23 +142,35 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     def took(self, committed) -> None:
         for ticket in committed.reads:
-            fill = self.reading.pop(ticket)
+            fill, n_pages = self.reading.pop(ticket)
             assert ticket.ok is (ticket.miss_reason is None)
             if ticket.ok:
-                assert (ticket.record.payload == fill).all(), "a dirty read"
-                self.held.append(ticket)
+                assert ticket.n_pages == (n_pages if ticket.kind is KV else 0)
+                self.held.append((ticket, fill))
+                self.check_bytes(ticket, fill)
             else:
                 assert ticket.record is None
+
+    def check_bytes(self, ticket: ReadTicket, fill: int) -> None:
+        if ticket.kind is KV:
+            assert is_extent(ticket.record, ticket.n_pages, fill), "a dirty read"
+        else:
+            assert (ticket.record.payload == fill).all(), "a dirty read"
 
     @precondition(lambda self: self.held)
     @rule()
     def release(self) -> None:
-        self.store.release(self.held.pop(0))
+        self.store.release(self.held.pop(0)[0])
 
-    @rule(number=numbers)
-    def remove(self, number: int) -> None:
-        self.store.remove(key(number))
-        assert self.store.lookup(key(number)) is None
+    @rule(number=numbers, kind=kinds, reason=st.sampled_from([DropReason.REMOVED, DropReason.ORPHANED]))
+    def drop(self, number: int, kind: RecordKind, reason: DropReason) -> None:
+        was_there = self.store.lookup(key(number), kind) is not None
+        assert self.store.drop(key(number), reason, kind=kind) is was_there
+        assert self.store.lookup(key(number), kind) is None
+
+    @rule(number=numbers, kind=kinds)
+    def touch(self, number: int, kind: RecordKind) -> None:
+        self.store.touch(key(number), kind)
 
     @rule()
     def clear(self) -> None:
@@ -148,11 +201,29 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.last_completed = completed
 
     @invariant()
+    def the_policy_knows_what_is_there(self) -> None:
+        assert self.present.keys() == {Key(e[0], RecordKind(e[1])) for e in self.store.logical_state()[0]}
+
+    @invariant()
+    def kinds_add_up(self) -> None:
+        stats = self.store.stats()
+        parts = stats.kinds.values()
+        assert stats.slabs_used == sum(part.slabs_used for part in parts)
+        assert stats.bytes_used == sum(part.bytes_used for part in parts)
+        assert stats.entries == sum(part.entries for part in parts)
+        for kind, part in stats.kinds.items():
+            assert part.entries == sum(name.kind is kind for name in self.present)
+            assert part.content_bytes <= part.slabs_used * (SLAB - LAYOUT.header_bytes)
+            assert part.entries == part.puts.get(PutResult.STORED, 0) - sum(part.drops.values())
+
+    @invariant()
     def held_records_stay_as_they_are(self) -> None:
-        for ticket in self.held:
-            assert (ticket.record.payload[: LAYOUT.payload_bytes] == ticket.record.payload[0]).all()
+        for ticket, fill in self.held:
+            self.check_bytes(ticket, fill)
 
     def teardown(self) -> None:
+        if not hasattr(self, "store"):
+            return
         wait_finished(self.store)
         self.took(self.store.poll())
         while self.held:
@@ -161,7 +232,9 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert stats.buffers_free == BUFFERS and stats.slabs_used == stats.entries
         assert stats.entries_writing == 0
         self.store.clear()
-        assert self.store.stats().slabs_used == 0
+        stats = self.store.stats()
+        assert stats.slabs_used == 0 and not self.present
+        assert all((p.entries, p.slabs_used, p.content_bytes) == (0, 0, 0) for p in stats.kinds.values())
         self.store.close()
 
 

@@ -73,7 +73,7 @@ from sglang_histate.store import *
 try:
     CheckpointStore.open(
         root=Path(sys.argv[1]), fingerprint={{"model": "test"}}, rank_name="tp0of1-pp0of1",
-        size_bytes={4096 + 4 * SLAB}, layout=RecordLayout({LAYOUT.segment_bytes}), record_buffers=2,
+        size_bytes={4096 + 4 * SLAB}, layout=RecordLayout({LAYOUT.segment_bytes}, {LAYOUT.kv_page_bytes}), record_buffers=2,
     ).close()
 except StoreError as error:
     print("refused", error)

@@ -7,18 +7,51 @@ import time
 
 import pytest
 
-from sglang_histate.store import MissReason, ReadTicket
+from sglang_histate.store import NO_PARENT, DropReason, Key, MissReason, PutResult, ReadTicket, RecordKind
 from sglang_histate.store.faults import FaultyDisk
 
-from .conftest import key, open_store
+from .conftest import fill_extent, is_extent, key, open_store
 from .fakes import FakeDisk
+
+
+class Policy:
+    """Replaces extents before checkpoints, the newest first: nothing like the default."""
+
+    def __init__(self) -> None:
+        self.present: dict[Key, None] = {}
+        self.heard: list[tuple] = []
+        self.store = None
+
+    def on_present(self, hashed: bytes, kind: RecordKind) -> None:
+        self.heard.append((hashed, kind))
+        self.present[Key(hashed, kind)] = None
+
+    def on_gone(self, hashed: bytes, kind: RecordKind, reason: DropReason) -> None:
+        self.heard.append((hashed, kind, reason))
+        del self.present[Key(hashed, kind)]
+
+    def choose(self) -> Key | None:
+        names = list(filter(self.store.replaceable, reversed(self.present)))
+        return min(names, key=lambda name: name.kind is RecordKind.CHECKPOINT, default=None)
 
 
 class Ranks:
     """What an adapter does with several ranks: the same call on each, agreed commits."""
 
-    def __init__(self, disks: list, **changes) -> None:
-        self.stores = [open_store(disk=FakeDisk(), **changes) for _ in disks]
+    def __init__(self, disks: list, with_policy: bool, **changes) -> None:
+        self.policies = [Policy() for _ in disks]
+        self.stores = [
+            open_store(
+                disk=FakeDisk(),
+                on_present=policy.on_present,
+                on_gone=policy.on_gone,
+                choose_victim=policy.choose if with_policy else None,
+                **changes,
+            )
+            for policy in self.policies
+        ]
+        for policy, store in zip(self.policies, self.stores, strict=True):
+            policy.store = store
         for store, disk in zip(self.stores, disks, strict=True):
             disk._inner = store._disk
             store._reader._disk = store._writer._disk = disk
@@ -38,74 +71,106 @@ class Ranks:
 
     def check(self) -> None:
         self.same([store.logical_state() for store in self.stores])
+        self.same([policy.heard for policy in self.policies])
+        self.same([[dict(p.puts) for p in store.stats().kinds.values()] for store in self.stores])
 
 
+@pytest.mark.parametrize("with_policy", [False, True])
 @pytest.mark.parametrize("fault_rate", [0.0, 0.2])
-def test_ranks_agree_at_every_step(fault_rate: float):
+def test_ranks_agree_at_every_step(fault_rate: float, with_policy: bool):
     disks = [
         FaultyDisk(None, delay_ms=delay, fault_rate=fault_rate, seed=f"tp{n}")
         for n, delay in enumerate((0.1, 4.0, 1.0))
     ]
-    ranks = Ranks(disks, slabs=6, record_buffers=5)
+    ranks = Ranks(disks, with_policy, slabs=6, record_buffers=5, breaker_failures=4, breaker_refused_puts=3)
     draw = random.Random(5)
-    waiting: list[list[ReadTicket]] = []
-    hits = misses = 0
+    bad_luck = [random.Random(100 + rank) for rank in range(3)]
+    content: dict[Key, tuple[int, int]] = {}  # fill and pages of the newest record; the fill differs by rank
+    waiting: list[tuple[list[ReadTicket], tuple[int, int]]] = []
+    hits = {kind: 0 for kind in RecordKind}
+    misses = 0
     for step in range(900):
-        number, action = draw.randrange(12), draw.random()
+        kind = draw.choice(list(RecordKind))
+        number, action = draw.randrange(8), draw.random()
         if action < 0.3:
             records = [store.acquire_record() for store in ranks.stores]
             if ranks.same([record is None for record in records]):
                 continue
             ranks.same([record.buffer_id for record in records])
-            for rank, record in enumerate(records):
-                record.payload[:] = (number + rank) % 256
-            ranks.same(
-                [store.put(key(number), 64, r) for store, r in zip(ranks.stores, records, strict=True)]
-            )
+            fill, n_pages = step % 256, draw.randrange(1, 5)
+            results = [
+                put(store, number, kind, record, fill + rank, n_pages)
+                for rank, (store, record) in enumerate(zip(ranks.stores, records, strict=True))
+            ]
+            if ranks.same(results) is PutResult.STORED:
+                content[Key(key(number), kind)] = fill, n_pages
         elif action < 0.6:
-            tickets = [store.begin_read(key(number)) for store in ranks.stores]
+            tickets = [store.begin_read(key(number), kind=kind) for store in ranks.stores]
             if isinstance(tickets[0], MissReason):
                 ranks.same(tickets)
             else:
                 ranks.same([ticket.record.buffer_id for ticket in tickets])
-                waiting.append(tickets)
+                waiting.append((tickets, content[Key(key(number), kind)]))
         elif action < 0.65 and waiting:
-            tickets = waiting.pop(draw.randrange(len(waiting)))
+            tickets, _ = waiting.pop(draw.randrange(len(waiting)))
             for store, ticket in zip(ranks.stores, tickets, strict=True):
                 store.cancel_read(ticket)
         elif action < 0.655:
             for store in ranks.stores:
                 store.clear()
-        elif action < 0.7:
+        elif action < 0.68:
             for store in ranks.stores:
-                store.touch(key(number))
+                store.touch(key(number), kind)
+        elif action < 0.7:
+            ranks.same([store.drop(key(number), DropReason.ORPHANED, kind=kind) for store in ranks.stores])
         else:
             done = ranks.agree()
-            ranks.same([[ticket.key for ticket in committed.reads] for committed in done])
-            ranks.same([[write.key for write in committed.writes] for committed in done])
-        for tickets in [t for t in waiting if t[0].ok is not None]:
-            waiting.remove(tickets)
+            ranks.same([[(t.key, t.kind) for t in committed.reads] for committed in done])
+            ranks.same([[(write.key, write.kind) for write in committed.writes] for committed in done])
+        for store, luck in zip(ranks.stores, bad_luck, strict=True):
+            if luck.random() < fault_rate / 4:
+                faults = store._writer._disk._inner.write_faults
+                faults.append(luck.choice(["eio", "enospc", ("tear", luck.randrange(32)), ("short", 5)]))
+        for tickets, (fill, n_pages) in [w for w in waiting if w[0][0].ok is not None]:
+            waiting.remove((tickets, (fill, n_pages)))
             ok = ranks.same([ticket.ok for ticket in tickets])
-            hits, misses = hits + ok, misses + (not ok)
+            hits[tickets[0].kind] += ok
+            misses += not ok
             for rank, (store, ticket) in enumerate(zip(ranks.stores, tickets, strict=True)):
                 if ok:
-                    expected = (int.from_bytes(ticket.key, "big") + rank) % 256
-                    assert (ticket.record.payload == expected).all()
+                    assert holds(ticket, fill + rank, n_pages)
                 store.release(ticket)
         ranks.check()
         if step % 2 == 0:
             time.sleep(0.002)
-    assert hits > 20 and (misses > 5 or fault_rate == 0)
+    assert min(hits.values()) > 5 and (misses > 5 or fault_rate == 0)
     deadline = time.monotonic() + 10
     while any(store.stats().writes_queued or store.stats().reads_in_flight for store in ranks.stores):
         ranks.agree()
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    for tickets in waiting:
+    for tickets, _ in waiting:
         for store, ticket in zip(ranks.stores, tickets, strict=True):
             store.release(ticket)
     ranks.check()
     for store in ranks.stores:
         stats = store.stats()
         assert stats.buffers_free == stats.buffers_total and stats.slabs_used == stats.entries
+        assert all(part.drops.get(DropReason.EVICTED) for part in stats.kinds.values()) or with_policy
         store.close()
+    ranks.same([policy.heard for policy in ranks.policies])
+    assert not any(policy.present for policy in ranks.policies)
+
+
+def put(store, number: int, kind: RecordKind, record, fill: int, n_pages: int):
+    if kind is RecordKind.CHECKPOINT:
+        record.payload[:] = fill % 256
+        return store.put(key(number), 64, record)
+    fill_extent(record, n_pages, fill)
+    return store.put_extent(key(number), 64, record, parent=NO_PARENT, n_pages=n_pages)
+
+
+def holds(ticket: ReadTicket, fill: int, n_pages: int) -> bool:
+    if ticket.kind is RecordKind.CHECKPOINT:
+        return bool((ticket.record.payload == fill % 256).all())
+    return ticket.n_pages == n_pages and is_extent(ticket.record, n_pages, fill)

