@@ -25,15 +25,15 @@ from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
-from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.config import HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
-from sglang_histate.store import CheckpointStore, StoreError
+from sglang_histate.store import CheckpointStore, DropReason, Key, StoreError
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,12 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     buffers = min(buffers, config.ssd_size_bytes // record.slab_bytes + MIN_RECORDS)
     counters = Counters()
     parallel = get_parallel()
+    ranking = attach_ranking(
+        cache,
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
+        mode=config.eviction,
+        tau=config.tau,
+    )
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
         fingerprint=store_identity(ctx, layout, page_size),
@@ -94,23 +100,22 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         layout=record,
         record_buffers=buffers,
         reader_threads=config.read_threads,
+        choose_victim=lambda: _ssd_victim(ranking, store),
+        on_present=lambda key, kind: ranking.stored(key),
+        on_gone=lambda key, kind, reason: ranking.gone(key, reason is DropReason.EVICTED),
     )
+    ranking.forget = lambda key: store.drop(key, DropReason.ORPHANED)
     pin_memory_region(store.records.memory, temporal.device)
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
-    attach_ranking(
-        cache,
-        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
-        mode=config.eviction,
-        tau=config.tau,
-    )
     on_cuda = temporal.device.type == "cuda"
     cache.tier = SsdTier(
         store=store,
         planner=CapturePlanner(
             interval=_on_grid(config, grid),
             state_tokens=state_tokens,
+            pressure=ranking.pressure,
             page_size=page_size,
             grid=grid,
             layout=layout,
@@ -168,6 +173,11 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         "yes" if store.stats().direct_io else "no",
         buffers,
     )
+
+
+def _ssd_victim(ranking: Ranking, store: CheckpointStore) -> Key | None:
+    key = ranking.ssd_victim(lambda key: store.replaceable(Key(key)))
+    return None if key is None else Key(key)
 
 
 def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:

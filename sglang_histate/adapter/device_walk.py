@@ -27,9 +27,7 @@ class DeviceWalk:
         self._queue = queue
         self._leaves: deque[Any] = deque()  # what is left of the bundle that goes, deepest node first
 
-    def step(
-        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: list[Any]
-    ) -> Any | None:
+    def step(self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: list[Any]) -> Any | None:
         """Return the next leaf whose KV goes; None after a state went (the frees say so), or if nothing can go."""
         while self._leaves:
             node = self._leaves.popleft()
@@ -77,6 +75,7 @@ class DeviceWalk:
         return state.value is not None and state.lock_ref == 0 and node.load_back_pending_id is None
 
 
+# mypy cannot see the class that the mixin will stand before.
 class RankedEviction:
     """Mixed into SGLang's tree components: steps of eviction from the ranking. Without one it behaves as stock."""
 
@@ -90,7 +89,7 @@ class RankedEviction:
 
     def _evict_device_start(self: Any, request_cnt: int) -> None:
         if self.ranking is None:
-            super()._evict_device_start(request_cnt)
+            super()._evict_device_start(request_cnt)  # type: ignore[misc]
             return
         self._evict_device_request_cnt = request_cnt
         self._walk = DeviceWalk(self.tree_core, self.ranking, self.device_queue())
@@ -99,26 +98,28 @@ class RankedEviction:
         self: Any, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: list[Any]
     ) -> Any:
         if self._walk is None:
-            return super()._evict_device_next_node(tracker, device_frees, host_frees, cache_actions)
+            return super()._evict_device_next_node(  # type: ignore[misc]
+                tracker, device_frees, host_frees, cache_actions
+            )
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
         return self._walk.step(tracker, device_frees, host_frees, cache_actions)
 
     def _evict_device_end(self: Any) -> None:
-        super()._evict_device_end()
+        super()._evict_device_end()  # type: ignore[misc]
         self._walk = None
 
     def evict_component(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
-        freed = super().evict_component(node, *args, **kwargs)
+        freed = super().evict_component(node, *args, **kwargs)  # type: ignore[misc]
         self._sync(node)
         return freed
 
     def commit_hicache_transfer(self: Any, node: Any, *args: Any, **kwargs: Any) -> None:
-        super().commit_hicache_transfer(node, *args, **kwargs)
+        super().commit_hicache_transfer(node, *args, **kwargs)  # type: ignore[misc]
         self._sync(node)
 
     def commit_insert_component_data(self: Any, node: Any, *args: Any, **kwargs: Any) -> None:
-        super().commit_insert_component_data(node, *args, **kwargs)
+        super().commit_insert_component_data(node, *args, **kwargs)  # type: ignore[misc]
         self._sync(node)
 
     def _sync(self, node: Any) -> None:

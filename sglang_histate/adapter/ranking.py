@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -15,8 +16,9 @@ from sglang_histate.adapter.ssd_marks import SsdMarks
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
+from sglang_histate.policy.residence import Residence
 from sglang_histate.policy.score import Eviction
-from sglang_histate.policy.units import Pool, Unit
+from sglang_histate.policy.units import Kind, Pool, Unit
 
 _KV_DEVICE, _KV_HOST, _STATE_DEVICE, _STATE_HOST = 1, 2, 4, 8
 
@@ -42,18 +44,21 @@ class Ranking:
         tau: float,
         one_device_pool: bool,
         one_host_pool: bool,
-        forget: Callable[[bytes], None],
     ) -> None:
-        """`forget` is called with the key of each SSD checkpoint whose KV has left the tree."""
         self._page_size = page_size
         self._sizes = sizes
         self._mode = mode
         self._tau = tau
         self._one_device_pool = one_device_pool
         self._one_host_pool = one_host_pool
-        self._forget = forget
+        # Called with the key of each SSD checkpoint whose KV has left the tree.
+        self.forget: Callable[[bytes], object] = lambda key: None
         self.clock = 0
-        self.evictions: dict[str, int] = {}
+        # All names from the start, so that a dashboard never misses a series.
+        self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
+        # Of all victims so far: two ranks with the same number have evicted the same.
+        self.digest = 0
+        self.residence = Residence()
         self.reset(root)
 
     def reset(self, root: Any) -> None:
@@ -61,6 +66,9 @@ class Ranking:
         self.tree = PrefixTree(root)
         self.marks = SsdMarks()
         self._where: dict[Any, int] = {root: 0}
+        self._since: dict[Any, int] = {}  # node -> when it came, oldest first but for splits
+        self._ssd_since: dict[bytes, int] = {}
+        self._homeless: dict[bytes, None] = {}  # on the SSD, but no node of the tree has their KV
         state, kv = self._sizes.state, self._sizes.kv_token
         self.device_kv = self._queue(Pool(Tier.DEVICE, state if self._one_device_pool else 0, kv))
         self.device_states = (
@@ -81,6 +89,7 @@ class Ranking:
             if not self._is_in_tree(node):
                 return
             self.tree.add(node.id, node.parent.id, len(node.key))
+            self._since[node.id] = self.clock
             before = 0
         full, state = node.component_data[ComponentType.FULL], node.component_data[ComponentType.MAMBA]
         now = (
@@ -112,15 +121,17 @@ class Ranking:
         self.marks.split(child.id, upper.id, len(upper.key))
         kv = _KV_DEVICE | _KV_HOST
         self._where[upper.id] = self._where[child.id] & kv
+        self._since[upper.id] = self._since[child.id]
         self.sync(upper)
         self.sync(child)
 
     def removed(self, node: Any) -> None:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
         self._where.pop(node.id)
+        self.residence.kv.evicted(self._since.pop(node.id), self.clock)
         self.tree.remove(node.id)
         for _, key in self.marks.removed(node.id):
-            self._forget(key)
+            self.forget(key)
 
     # What the cache reports.
 
@@ -139,25 +150,60 @@ class Ranking:
     def placed(self, key: bytes, node: Any, offset: int, stored: bool) -> None:
         """The SSD checkpoint `key` belongs `offset` tokens into `node`; `stored`: the SSD has it already."""
         self.marks.place(key, node.id, offset)
+        self._homeless.pop(key, None)
         if stored:
             self.tree.set_checkpoint(node.id, offset, Tier.SSD, True)
 
-    def stored(self, key: bytes, present: bool) -> None:
-        """The SSD tier has `key` now, or has it no more."""
+    # What the store reports and asks. Only the mirror changes, never the store.
+
+    def stored(self, key: bytes) -> None:
+        """The SSD tier has `key` now."""
+        self._ssd_since[key] = self.clock
+        place = self.marks.find(key)
+        if place is None:
+            self._homeless[key] = None
+        else:
+            self.tree.set_checkpoint(*place, Tier.SSD, True)
+
+    def gone(self, key: bytes, replaced: bool) -> None:
+        """The SSD tier has `key` no more; `replaced`: its slab was needed."""
+        since = self._ssd_since.pop(key, None)
+        if replaced and since is not None:
+            self.residence.state.evicted(since, self.clock)
+        self._homeless.pop(key, None)
         place = self.marks.find(key)
         if place is not None:
-            self.tree.set_checkpoint(*place, Tier.SSD, present)
-            if not present:
-                self.marks.drop(key)
+            self.tree.set_checkpoint(*place, Tier.SSD, False)
+            self.marks.drop(key)
 
     def ssd_victim(self, usable: Callable[[bytes], bool]) -> bytes | None:
-        """Return the key of the SSD checkpoint whose loss costs least."""
+        """Return the key of the SSD checkpoint whose loss costs least: one without KV in the tree, or by rank."""
+        homeless = next((key for key in self._homeless if usable(key)), None)
+        if homeless is not None:
+            return homeless
         unit = self.ssd.victim(lambda unit: usable(self._key(unit)))
-        return None if unit is None else self._key(unit)
+        if unit is None:
+            return None
+        self.evicted(unit, Tier.SSD)
+        return self._key(unit)
 
     def _key(self, unit: Unit) -> bytes:
         assert unit.checkpoint is not None
         return self.marks.key_at(*unit.checkpoint)
+
+    # Pressure.
+
+    def pressure(self) -> float:
+        """Return how long KV stays in the cache over how long checkpoints stay on the SSD."""
+        oldest_kv = next(iter(self._since.values()), None)
+        oldest_state = next(iter(self._ssd_since.values()), None)
+        return self.residence.pressure(self.clock, oldest_kv, oldest_state)
+
+    def evicted(self, unit: Unit, tier: Tier) -> None:
+        """Count an eviction by tier and kind."""
+        self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
+        victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"
+        self.digest = crc32(victim.encode())
 
     def check(self, nodes: list[Any]) -> None:
         """Assert that the mirror is the tree. `nodes`: all of the tree's but the root. For tests."""
@@ -171,11 +217,6 @@ class Ranking:
             assert (Tier.DEVICE in at_end) == (state.value is not None)
             assert (Tier.HOST in at_end) == (state.host_value is not None)
 
-    def evicted(self, unit: Unit, tier: Tier) -> None:
-        """Count an eviction by tier and kind."""
-        name = f"{tier.name.lower()}_{unit.kind.value}"
-        self.evictions[name] = self.evictions.get(name, 0) + 1
-
 
 def attach_ranking(
     cache: Any,
@@ -185,7 +226,6 @@ def attach_ranking(
     tau: float,
     one_device_pool: bool = False,
     one_host_pool: bool = False,
-    forget: Callable[[bytes], None] = lambda key: None,
 ) -> Ranking:
     """Give an empty cache its ranking: the tree core reports to it, the components ask it."""
     core = cache.tree_core
@@ -197,7 +237,6 @@ def attach_ranking(
         tau=tau,
         one_device_pool=one_device_pool,
         one_host_pool=one_host_pool,
-        forget=forget,
     )
     core.ranking = ranking
     for component in cache.components.values():

@@ -144,7 +144,6 @@ class SsdTier:
     def _publish(self, item: CaptureRow | Any) -> None:
         if self.store.put(item.key, item.position, item.record) is PutResult.STORED:
             self.fault_ins.version += 1
-            self.ranking.stored(item.key, True)
 
     def _account(self, req: Any) -> None:
         """Count, once per request, how much of its prefix was resumed through an SSD checkpoint."""

@@ -86,7 +86,7 @@ def test_an_idle_bundle_goes_whole_before_an_active_final_checkpoint() -> None:
             visit(engine, active[: 256 * (turn // 500)])
     engine.evict_kv(1024)
     engine.check()
-    assert engine.ranking.evictions == {"device_bundle": 1}
+    assert engine.ranking.evictions["device_bundle"] == 1
     live = {len(node.key): node for node in engine.nodes() if not node.evicted}
     assert 1024 not in live and resumes_at(engine, active[: 256 * 7]) == 256 * 7
 
@@ -105,7 +105,7 @@ def test_side_requests_go_before_the_main_session() -> None:
 
 def test_locked_data_stays() -> None:
     engine = build()
-    b, c = figure_7(engine)
+    b, _ = figure_7(engine)
     node = engine.match(request(b + tokens((9, 1)))).best_match_node
     lock = engine.cache.inc_lock_ref(node)
     engine.evict_states(16)
@@ -134,7 +134,7 @@ def test_a_bundle_ends_at_the_checkpoint_before_it_even_inside_a_node() -> None:
 def test_checkpoints_are_forgotten_with_their_kv() -> None:
     engine = build()
     forgotten: list[bytes] = []
-    engine.ranking._forget = forgotten.append
+    engine.ranking.forget = forgotten.append
     visit(engine, tokens((1, 1024)))
     (node,) = engine.nodes()
     engine.ranking.placed(b"key", node, 512, True)

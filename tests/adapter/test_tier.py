@@ -74,6 +74,7 @@ class Rank:
             planner=CapturePlanner(
                 interval=parse_interval("fixed:256"),
                 state_tokens=100.0,
+                pressure=lambda: 1.0,
                 page_size=PAGE,
                 grid=PAGE,
                 layout=layout,
