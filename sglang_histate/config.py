@@ -37,6 +37,11 @@ FLAG_HELP: dict[str, str] = {
     "histate_intervals": (
         "The intervals that 'adaptive' chooses from: comma-separated multiples of 64, optionally with 'none'."
     ),
+    "histate_host_size": (
+        "Host memory of the whole server, over all ranks, for KV pages and checkpoints together, in-flight checkpoints "
+        "included. 'auto' takes what --hicache-size or --hicache-ratio would have taken for the host pools, plus "
+        "--histate-inflight-size per rank."
+    ),
     "histate_inflight_size": (
         "Pinned host memory per rank for checkpoints on their way to or from the SSD. When it is full, interior "
         "captures are dropped (and counted), never waited for."
@@ -60,7 +65,7 @@ FLAG_HELP: dict[str, str] = {
 
 @dataclass(frozen=True)
 class HiStateConfig:
-    """Validated settings. Sizes are bytes per rank; positions and gains are tokens."""
+    """Validated settings. Sizes are bytes per rank unless said otherwise; positions and gains are tokens."""
 
     ssd_dir: str
     # 1 GiB is 20 fp32 checkpoints of Qwen3.5-9B: enough to see the tier work, small enough to be safe unasked.
@@ -69,6 +74,9 @@ class HiStateConfig:
     interval_text: str = "adaptive"
     # The set was not chosen by the user, so values that do not fit the page grid may be left out silently.
     intervals_are_default: bool = True
+    # Bytes of the whole server, over all ranks; None is 'auto': twice the device pools, which is what SGLang's users get
+    # unasked, so that switching HiState on changes what the host memory holds and not how much it is.
+    host_size_bytes: int | None = None
     # 1 GiB holds 20 in-flight fp32 checkpoints of Qwen3.5-9B: one 8K chunk at interval 1024 needs 8, reads need the rest.
     inflight_bytes: int = 1 << 30
     # Four readers fill one NVMe drive with slab-sized requests; more only queue behind each other.
@@ -87,6 +95,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_ssd_size": "1GiB",
     "histate_interval": "adaptive",
     "histate_intervals": None,
+    "histate_host_size": "auto",
     "histate_inflight_size": "1GiB",
     "histate_read_threads": 4,
     "histate_min_gain": 64,
@@ -152,6 +161,22 @@ def _checked_size(flags: Mapping[str, Any], name: str, minimum: int) -> int:
     return size
 
 
+def _host_size(flags: Mapping[str, Any], inflight_bytes: int) -> int | None:
+    """Return the total for the host, None for 'auto'. A rank's in-flight memory alone must fit."""
+    if flags["histate_host_size"] == "auto":
+        return None
+    try:
+        size = parse_size(flags["histate_host_size"])
+    except ValueError as error:
+        raise ConfigError(f"--histate-host-size: {error}, or auto") from None
+    if size <= inflight_bytes:
+        raise ConfigError(
+            f"--histate-host-size: {flags['histate_host_size']} leaves no room for KV beside checkpoints in flight "
+            f"({format_size(inflight_bytes)} per rank): give more, or lower --histate-inflight-size"
+        )
+    return size
+
+
 def _checked_count(flags: Mapping[str, Any], name: str, minimum: int, maximum: int) -> int:
     try:
         count = int(flags[name])
@@ -209,13 +234,16 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         interval = parse_interval(flags["histate_interval"], supported)
     except ValueError as error:
         raise ConfigError(f"--histate-interval: {error}") from None
+    ssd_size_bytes = _checked_size(flags, "histate_ssd_size", 1 << 20)
+    inflight_bytes = _checked_size(flags, "histate_inflight_size", 1 << 20)
     return HiStateConfig(
         ssd_dir=str(ssd_dir),
-        ssd_size_bytes=_checked_size(flags, "histate_ssd_size", 1 << 20),
+        ssd_size_bytes=ssd_size_bytes,
         interval=interval,
         interval_text=str(flags["histate_interval"]),
         intervals_are_default=flags["histate_intervals"] is None and flags["histate_interval"] == "adaptive",
-        inflight_bytes=_checked_size(flags, "histate_inflight_size", 1 << 20),
+        host_size_bytes=_host_size(flags, min(ssd_size_bytes, inflight_bytes)),
+        inflight_bytes=inflight_bytes,
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
         eviction=_checked_eviction(flags),

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sglang_histate.config import ConfigError, config_from_flags, flag_name, split_flags
+from sglang_histate.config import ConfigError, HiStateConfig, config_from_flags, flag_name, split_flags
+from sglang_histate.pool.limits import check_host_size
 from sglang_histate.store.probe import check_directory
 from sglang_histate.store.reasons import StoreError
 from sglang_histate.upstream import UpstreamError, build_overlay, groups_for, overlay_env
@@ -69,6 +70,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
     demo = given.pop("demo", False)
     if enabled and not helping:
         config = config_from_flags(given)
+        _check_host(config, rest)
         check_directory(Path(config.ssd_dir), config.ssd_size_bytes)
     gpu = gpu_present()
     overlay = build_overlay(groups_for(enabled, gpu))
@@ -91,12 +93,33 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         defaults.update(_HYBRID_DEFAULTS)
     if enabled:
         defaults.update(_HISTATE_DEFAULTS)
+        if given.get("histate_host_size", "auto") != "auto":
+            # Not used then. Given, it keeps SGLang from deriving one from the memory that is free.
+            defaults["--hicache-ratio"] = "1"
         # The end of an output is found to within one page; SGLang's own default is 256 tokens.
         defaults["--mamba-track-interval"] = (
             given_value(rest, "--page-size") or _HYBRID_DEFAULTS["--page-size"]
         )
         rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
     return with_defaults(rest, defaults), env
+
+
+def _check_host(config: HiStateConfig, argv: list[str]) -> None:
+    """Check ``--histate-host-size`` against SGLang's own flags for the same memory, and against what there is.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    if config.host_size_bytes is None:
+        return
+    for name in ("--hicache-size", "--hicache-ratio", "--hicache-host-memory-fraction"):
+        value = given_value(argv, name)
+        if value is not None:
+            raise ConfigError(
+                f"--histate-host-size and {name} {value} both size the host memory: give one of them"
+            )
+    nodes = given_value(argv, "--nnodes") or ""
+    check_host_size(config.host_size_bytes, int(nodes) if nodes.isdigit() and int(nodes) else 1)
 
 
 def expand_config_file(argv: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import logging
 import os
 from math import lcm
 from pathlib import Path
+from typing import Any
 
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -16,14 +17,17 @@ from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import keep_in_place, kv_bytes_per_token
-from sglang_histate.adapter.egress import LayerEgress, pin_memory_region
+from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.full_component import HiStateFullComponent
+from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
 from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.output_ends import OutputEnds
+from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
@@ -37,8 +41,6 @@ from sglang_histate.store import CheckpointStore, DropReason, Key, StoreError
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
-
-MIN_RECORDS = 4  # one capture, one read, and one of each behind them
 
 
 def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
@@ -54,36 +56,41 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
         ComponentType.MAMBA: HiStateMambaComponent,
     }
     params.tree_core_backend = tree_core.register()
-    cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
-    assert isinstance(cache, HiStateCache)
     try:
+        layout = _state_layout(params.req_to_token_pool)
+        budget = host_budget(params, layout, config, Ranks.of(ctx.server_args))
+        use_arena(budget, layout)
+        cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
+        assert isinstance(cache, HiStateCache)
         check_runtime(ctx, cache)
-        _start_tier(ctx, cache, config)
+        _start_tier(ctx, cache, config, layout, budget)
     except (Refusal, StoreError, UpstreamError) as refusal:
         leave_message(str(refusal))
         raise SystemExit(EXIT_CODE) from None
     return cache
 
 
-def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiStateConfig) -> None:
-    pool = ctx.params.req_to_token_pool
+def _state_layout(pool: Any) -> StateLayout:
     states = pool.mamba_pool.mamba_cache
+    layer_ids = sorted(pool.mamba_map, key=pool.mamba_map.__getitem__)
+    return StateLayout.from_pool(layer_ids, states.temporal, states.conv[0])
+
+
+def _start_tier(
+    ctx: TreeCacheBuildContext,
+    cache: HiStateCache,
+    config: HiStateConfig,
+    layout: StateLayout,
+    budget: HostBudget,
+) -> None:
+    states = ctx.params.req_to_token_pool.mamba_pool.mamba_cache
     temporal, conv = states.temporal, states.conv[0]
-    layout = StateLayout.from_pool(sorted(pool.mamba_map, key=pool.mamba_map.__getitem__), temporal, conv)
     page_size = cache.page_size
     grid = lcm(STEP_TOKENS, page_size)
     allocator = ctx.params.token_to_kv_pool_allocator
     kv_token_bytes = kv_bytes_per_token(allocator)
     state_tokens = layout.checkpoint_bytes / kv_token_bytes
     record = layout.record_layout()
-    buffers = config.inflight_bytes // record.slab_bytes
-    if buffers < MIN_RECORDS:
-        raise Refusal(
-            f"--histate-inflight-size {format_size(config.inflight_bytes)} is too small: one checkpoint of this model takes "
-            f"{format_size(record.slab_bytes)}, give at least {format_size(MIN_RECORDS * record.slab_bytes)}"
-        )
-    # More buffers than slabs can never be in use at once, but for the reads of what is being replaced.
-    buffers = min(buffers, config.ssd_size_bytes // record.slab_bytes + MIN_RECORDS)
     counters = Counters()
     parallel = get_parallel()
     ranking = attach_ranking(
@@ -91,6 +98,7 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
         mode=config.eviction,
         tau=config.tau,
+        one_host_pool=True,
     )
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
@@ -98,14 +106,16 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         rank_name=f"dp{parallel.dp_rank or 0}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}",
         size_bytes=config.ssd_size_bytes,
         layout=record,
-        record_buffers=buffers,
+        record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
         choose_victim=lambda: _ssd_victim(ranking, store),
         on_present=lambda key, kind: ranking.stored(key),
         on_gone=lambda key, kind, reason: ranking.gone(key, reason is DropReason.EVICTED),
     )
     ranking.forget = lambda key: store.drop(key, DropReason.ORPHANED)
-    pin_memory_region(store.records.memory, temporal.device)
+    PinnedMemory(
+        store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
+    )
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
@@ -162,7 +172,7 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
     }
     logger.info(
         "HiState: checkpoint %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
-        "O_DIRECT %s), %d in-flight records",
+        "O_DIRECT %s), host %s of which %s in flight (%d records)",
         format_size(layout.checkpoint_bytes),
         state_tokens,
         config.interval_text,
@@ -171,7 +181,9 @@ def _start_tier(ctx: TreeCacheBuildContext, cache: HiStateCache, config: HiState
         config.ssd_dir,
         store.stats().slabs_total,
         "yes" if store.stats().direct_io else "no",
-        buffers,
+        format_size(budget.total_bytes),
+        format_size(budget.inflight_bytes),
+        budget.record_buffers,
     )
 
 
@@ -188,7 +200,7 @@ def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:
 
 
 def _touch_host_pools(cache: HiStateCache) -> None:
-    """Have the host pools in memory before the first request, as pinned pools are.
+    """Have the host arena in memory before the first request, as a pinned one is.
 
     Without a GPU nothing pins them, and each page would be brought in by the request that first backs KV up into it.
     """

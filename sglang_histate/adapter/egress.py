@@ -7,13 +7,10 @@ On the CPU engine the copy is a plain one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-logger = logging.getLogger(__name__)
 
 
 class LayerEgress:
@@ -63,24 +60,3 @@ class LayerEgress:
     @staticmethod
     def query(event: Any) -> bool:
         return event is None or event.query()
-
-
-def pin_memory_region(memory: Any, device: torch.device) -> bool:
-    """Register `memory` (a numpy array over anonymous pages) with the driver, so that copies are asynchronous.
-
-    Registered memory is preferred to driver-allocated memory, which can fail O_DIRECT with EFAULT.
-    Returns False, with one warning, where it could not be registered: copies then go through pageable memory.
-    """
-    if device.type != "cuda":
-        return True
-    address, size_bytes = memory.ctypes.data, memory.nbytes
-    status = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
-    if int(status) == 0:
-        return True
-    logger.warning(
-        "Could not pin %d bytes of --histate-inflight-size (CUDA error %d): checkpoints are copied through pageable "
-        "memory, which is slower",
-        size_bytes,
-        int(status),
-    )
-    return False

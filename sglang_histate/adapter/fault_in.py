@@ -28,7 +28,7 @@ from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
 from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
 
-# A host pool that is too small can push an attached state out before its request is admitted. After this many reads
+# A host arena that is too small can push an attached state out before its request is admitted. After this many reads
 # for one request, recomputing is cheaper than trying again.
 MAX_FAULT_INS_PER_REQUEST = 3
 # Recomputing 100,000 tokens takes a few seconds on one GPU: a read that takes longer has lost its purpose.
@@ -79,8 +79,9 @@ class FaultIns:
         self._by_ticket: dict[int, FaultIn] = {}
         self._waiting: dict[Any, FaultIn] = {}
         self._pins = HostPins(cache, slots)
-        # A long queue must not pin the whole host pool: beyond half of it, only requests about to run start a read.
-        self._early_limit = max(1, slots.total // 2)
+        # States read ahead for a long queue take room from KV: beyond an eighth of the arena, only requests about to run
+        # start a read.
+        self._early_limit = max(1, slots.total // 8)
         self._started = 0
         self.version = 0  # grows whenever a lookup could find something new
 

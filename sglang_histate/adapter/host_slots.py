@@ -1,4 +1,4 @@
-"""Slots of the host state pool: where a checkpoint lands on its way from the SSD to the device."""
+"""Slots of the host arena's state face: where a checkpoint lands on its way from the SSD to the device."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import Any
 import torch
 
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import StateLayout
 
 
 class HostSlots:
-    """A thin face of HiCache's `MambaPoolHost`: temporal ``[slots, L, 1, HV, V, K]``, conv ``[slots, L, 1, dim, W-1]``."""
+    """What fault-ins need of the state face. A slot is an index tensor of length 1."""
 
     def __init__(self, component: HiStateMambaComponent, layout: StateLayout) -> None:
-        pool: Any = component._mamba_pool_host
+        face: Any = component._mamba_pool_host
+        assert isinstance(face, StateFace) and face.size_per_token == layout.record_layout().payload_bytes
         self._component = component
-        self._layout = layout
-        self._temporal: torch.Tensor = pool.temporal_buffer
-        self._conv: torch.Tensor = pool.conv_buffer[0]
-        assert tuple(self._temporal.shape[1:]) == (len(layout.layer_ids), 1, *layout.temporal_shape)
-        assert tuple(self._conv.shape[1:]) == (len(layout.layer_ids), 1, *layout.conv_shape)
+        self._face = face
 
     @property
     def total(self) -> int:
-        """Slots of the pool, free or not."""
-        return int(self._temporal.shape[0])
+        """Slots that the arena could hold if it held nothing else."""
+        return self._face.size
 
     def alloc(self) -> torch.Tensor | None:
-        """Return one free slot (an index tensor of length 1), evicting the least recently used state if needed."""
-        return self._component.alloc_prefetch_staging(1)
+        """Return one free slot; where there is no room, something on the host side of the tree is evicted first."""
+        return self._face.alloc(1)
 
     def free(self, slot: torch.Tensor) -> None:
         self._component.free_host_slot(slot)
@@ -40,7 +38,4 @@ class HostSlots:
 
     def fill(self, slot: torch.Tensor, payload: Any) -> None:
         """Copy a record's payload into `slot`. Safe on any thread while the slot is held."""
-        index = int(slot[0])
-        for layer, views in enumerate(self._layout.views(payload)):
-            self._temporal[index, layer, 0].copy_(views.temporal)
-            self._conv[index, layer, 0].copy_(views.conv)
+        self._face.fill(int(slot[0]), payload)

@@ -69,6 +69,11 @@ class StateLayout:
     def segment_bytes(self) -> int:
         return _aligned(self.temporal_bytes) + _aligned(self.conv_bytes)
 
+    @property
+    def conv_offset(self) -> int:
+        """Where a segment's convolution window begins."""
+        return _aligned(self.temporal_bytes)
+
     def record_layout(self) -> RecordLayout:
         return RecordLayout(segment_bytes=(self.segment_bytes,) * len(self.layer_ids))
 
@@ -78,7 +83,7 @@ class StateLayout:
         layers = []
         for index in range(len(self.layer_ids)):
             start = index * self.segment_bytes
-            conv_start = start + _aligned(self.temporal_bytes)
+            conv_start = start + self.conv_offset
             temporal = flat[start : start + self.temporal_bytes].view(self.temporal_dtype)
             conv = flat[conv_start : conv_start + self.conv_bytes].view(self.conv_dtype)
             layers.append(LayerViews(temporal.view(self.temporal_shape), conv.view(self.conv_shape)))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.mem_cache.hicache_storage import PoolName
-
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.device_pool import device_status
+from sglang_histate.adapter.host_status import host_status
 
 
 def cache_status(tree_cache: Any) -> dict[str, Any]:
@@ -20,17 +19,12 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
     kv_bytes, state_bytes = facts["kv_bytes_per_token"], facts["checkpoint_bytes"]
     allocator = tree_cache.token_to_kv_pool_allocator
     states = tree_cache.req_to_token_pool.mamba_allocator
-    host_kv = tree_cache.cache_controller.mem_pool_host
-    host_states = tree_cache.host_pool_group.get_pool(PoolName.MAMBA)
     return {
         "enabled": True,
         **facts,
         "tiers": {
             "device": device_status(allocator, states, kv_bytes, state_bytes),
-            "host": {
-                "kv": _usage(host_kv.size, host_kv.available_size(), kv_bytes),
-                "states": _usage(host_states.size, host_states.available_size(), state_bytes),
-            },
+            "host": host_status(tree_cache, tree_cache.tier.store.records),
             "ssd": {
                 "checkpoints": {
                     "used": stats.slabs_used,
@@ -79,16 +73,6 @@ def host_lock_count(tree_cache: Any) -> int:
         nodes.extend(node.children.values())
         locked += any(data.host_lock_ref > 0 for data in node.component_data)
     return locked
-
-
-def _usage(total: int, free: int, unit_bytes: float) -> dict[str, int]:
-    used = total - free
-    return {
-        "used": used,
-        "total": total,
-        "used_bytes": round(used * unit_bytes),
-        "total_bytes": round(total * unit_bytes),
-    }
 
 
 def install_routes(app: Any) -> None:

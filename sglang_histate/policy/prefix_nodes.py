@@ -44,6 +44,13 @@ class Checkpoint:
         self.region = 0
         self.ends = 0
 
+    def used(self) -> int:
+        """Time of the last request restored from it or from anything below it. It must not be gone."""
+        node = self.node
+        assert node is not None
+        below = node.read_to_end if node.read_to is None else node.used_to(self.offset)
+        return below if below > self.accessed else self.accessed
+
 
 class Node:
     """A run of `tokens` tokens from position `start`, below `parent`; children are a linked list of siblings.
@@ -126,7 +133,11 @@ class Node:
         """Whether the node has KV in `tier` and no child has."""
         return bool(self.kv >> tier & 1) and (self.kv_children is None or not self.kv_children[tier])
 
-    def used(self, offset: int) -> int:
+    def used(self) -> int:
+        """Time of the last request that used the whole node."""
+        return self.read_to_end
+
+    def used_to(self, offset: int) -> int:
         """Time of the last request restored at or below `offset` tokens into this node."""
         for to, time in self.read_to or ():
             if to >= offset:

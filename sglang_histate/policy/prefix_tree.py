@@ -19,7 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sglang_histate.policy.prefix_nodes import TIERS, Anchor, Checkpoint, Node, Tier, checkpoint_before
+from sglang_histate.policy.prefix_nodes import (
+    TIERS,
+    Anchor,
+    Checkpoint,
+    Node,
+    Tier,
+    checkpoint_before,
+    position,
+)
 from sglang_histate.policy.recompute import (
     COST_SCALE,
     EndShare,
@@ -83,7 +91,7 @@ class PrefixTree:
             raise ValueError(f"node {node} of {lower.tokens} tokens cannot be split after {tokens}")
         above = lower.parent
         assert above is not None
-        made = Node(upper, above, lower.start, tokens, self._next(), lower.used(tokens))
+        made = Node(upper, above, lower.start, tokens, self._next(), lower.used_to(tokens))
         made.weight, made.kv = lower.weight, lower.kv
         if lower.read_to is not None:
             made.read_to = [entry for entry in lower.read_to if entry[0] < tokens] or None
@@ -115,7 +123,7 @@ class PrefixTree:
             raise ValueError(f"node {node} has children: only a leaf can be removed")
         while gone.checkpoints:
             self._drop(gone.checkpoints[-1])
-        for tier in TIERS:
+        for tier in TIERS if gone.kv else ():
             self.set_kv(node, tier, False)
         above = gone.parent
         assert above is not None
@@ -268,10 +276,12 @@ class PrefixTree:
 
     def cost_tokens(self, node: int, offset: int) -> float:
         """C of the checkpoint at that position, in tokens (KeyError if there is none)."""
-        checkpoint = self._inner(node).checkpoint_at(offset)
+        within = self._inner(node)
+        checkpoint = within.checkpoint_at(offset)
         if checkpoint is None:
             raise KeyError((node, offset))
-        return price(checkpoint, self.end_share.steps) / COST_SCALE
+        distance = within.start + offset - position(checkpoint_before(within, offset))
+        return price(checkpoint, distance, self.end_share.steps) / COST_SCALE
 
     # Inside
 

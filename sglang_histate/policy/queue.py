@@ -1,10 +1,11 @@
 """The order in which the units of one pool are evicted.
 
 A heap that is corrected as late as possible. Its entries may be too low, never too high: a unit that became
-more valuable (used again, a neighbour gone) stays where it is until it comes first, is priced then and goes
-back. A unit that became less valuable is reported by the tree, and priced before the next victim is named. So
-a request's touch costs the queue nothing, and a unit is priced once per change for the worse and about once
-per residence, not once per use. Each of these takes O(log n), and the walk to the checkpoint before.
+more valuable (used again, a neighbour gone) stays where it is until it comes first, and goes back then, with its
+new time at once and with its new price when that is not enough. A unit that became less valuable is reported by
+the tree, and priced before the next victim is named. So a request's touch costs the queue nothing, and a unit is
+moved once per change for the worse and about once per residence, not once per use. Each of these takes
+O(log n), and the walk to the checkpoint before.
 """
 
 from __future__ import annotations
@@ -12,14 +13,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint
+from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, checkpoint_before
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.recompute import COST_SCALE, price
-from sglang_histate.policy.score import DEFAULT_TAU, Eviction, score
-from sglang_histate.policy.units import Pool, Unit, bundle_extent, bundle_leaf, describe, last_access
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
+from sglang_histate.policy.units import (
+    Kind,
+    Pool,
+    Unit,
+    bundle_leaf,
+    bundle_nodes,
+    bundle_tokens,
+    bundle_top,
+)
 
-Entry = tuple[float, int, Anchor]
-"""Score when it was priced, sequence of the anchor (decides ties, older first), anchor."""
+Entry = tuple[float, int, Anchor, float]
+"""Score when it was last corrected, sequence of the anchor (decides ties, older first), anchor, and the part of
+the score that is not the last access."""
+
+
+Appraisal = tuple[float, float, int, int, int, Node | None, int]
+"""What a unit is worth now: score, the part of it that is not the last access, tick of the last access, bytes it
+frees, price, KV leaf of a bundle, position of the checkpoint before."""
 
 SMALL_HEAP = 64
 """Entries below which the heap is not worth compacting."""
@@ -55,6 +70,10 @@ class EvictionQueue:
         self.mode = mode
         self.tau = tau
         self._kv_token_bytes = kv_token_bytes
+        # Plain integers: an enum's shifts are slow, and this is asked for every price.
+        self._tier, self._bit = int(pool.tier), 1 << pool.tier
+        self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
+        self._refresh = mode is not Eviction.LRU
         self._share = tree.end_share
         self._priced_at = self._share.steps
         self._changed = tree.watch(pool.tier)
@@ -75,14 +94,21 @@ class EvictionQueue:
         found = None
         while heap:
             entry = heap[0]
-            sequence, anchor = entry[1], entry[2]
+            key, sequence, anchor, worth = entry
             if valid.get(sequence) is not entry:
                 heappop(heap)
                 continue
-            now = self._score(anchor)
-            if now != entry[0]:
-                assert now is not None and now > entry[0], "the tree reports what gets cheaper"
-                valid[sequence] = entry = (now, sequence, anchor)
+            # Most entries that come first were used since. Their price, if it changed, went up: a bound will do.
+            at_least = anchor.used() + worth if self._refresh else key
+            if at_least > key:
+                valid[sequence] = entry = (at_least, sequence, anchor, worth)
+                heapreplace(heap, entry)
+                continue
+            now = self._appraise(anchor)
+            assert now is not None, "the tree reports what is gone"
+            if now[0] != key:
+                assert now[0] > key, "the tree reports what gets cheaper"
+                valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heapreplace(heap, entry)
                 continue
             unit = self._unit(anchor, now)
@@ -97,33 +123,33 @@ class EvictionQueue:
     def ranked(self) -> list[Unit]:
         """Return every unit in the order of eviction, O(n log n): for tests and explanations."""
         self._settle()
-        entries = []
-        for sequence, (_, _, anchor) in self._valid.items():
-            now = self._score(anchor)
+        found = []
+        for sequence, entry in self._valid.items():
+            now = self._appraise(entry[2])
             assert now is not None
-            entries.append((now, sequence, anchor))
-        return [self._unit(anchor, now) for now, _, anchor in sorted(entries, key=lambda entry: entry[:2])]
+            found.append((now[0], sequence, self._unit(entry[2], now)))
+        return [unit for _, _, unit in sorted(found, key=lambda one: one[:2])]
 
     def _settle(self) -> None:
         """Price what the tree reported, or everything if q took another step."""
         heap, valid = self._heap, self._valid
         for sequence, anchor in self._changed.items():
-            now = self._score(anchor)
+            now = self._appraise(anchor)
             if now is None:
                 valid.pop(sequence, None)
                 continue
             old = valid.get(sequence)
-            if old is None or now < old[0]:
-                valid[sequence] = entry = (now, sequence, anchor)
+            if old is None or now[0] < old[0] or now[1] < old[3]:
+                valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heappush(heap, entry)
         self._changed.clear()
         if self._priced_at != self._share.steps:
             self._priced_at = self._share.steps
             if self.mode is Eviction.SCORE:
-                for sequence, (_, _, anchor) in valid.items():
-                    now = self._score(anchor)
+                for sequence, old in valid.items():
+                    now = self._appraise(old[2])
                     assert now is not None
-                    valid[sequence] = (now, sequence, anchor)
+                    valid[sequence] = (now[0], sequence, old[2], now[1])
                 self._compact()
         elif len(heap) > 2 * len(valid) + SMALL_HEAP:
             self._compact()
@@ -132,29 +158,48 @@ class EvictionQueue:
         self._heap[:] = self._valid.values()
         heapify(self._heap)
 
-    def _measure(self, anchor: Anchor) -> tuple[int, int]:
-        """Bytes the pool gets back (0: no candidate) and tick of the last access."""
-        pool = self.pool
-        freed = 0
-        if isinstance(anchor, Checkpoint) and anchor.tiers >> pool.tier & 1:
-            freed = pool.state_bytes
-        leaf = bundle_leaf(anchor, pool.tier)
-        if leaf is not None and pool.kv_token_bytes:
-            freed += bundle_extent(leaf, pool.tier).tokens * pool.kv_token_bytes
-        if not freed:
-            return 0, 0
-        return freed, last_access(anchor, leaf, pool.kv_token_bytes > 0, self.mode)
-
-    def _score(self, anchor: Anchor) -> float | None:
-        """H now, or None if the anchor has no unit in this pool."""
-        freed, accessed = self._measure(anchor)
-        if not freed:
+    def _appraise(self, anchor: Anchor) -> Appraisal | None:
+        """What the anchor's unit is worth now, None if it has none in this pool or would free nothing."""
+        cost, worth, freed = 0, 0.0, 0
+        if isinstance(anchor, Checkpoint):
+            node, offset = anchor.node, anchor.offset
+            if node is None:
+                return None
+            leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
+            if anchor.tiers & self._bit:
+                freed = self._state_bytes
+        else:
+            leaf = bundle_leaf(anchor, self._tier)
+            node, offset = anchor, anchor.tokens
+        if not freed and (leaf is None or not self._kv_bytes):
             return None
-        if self.mode is not Eviction.SCORE or not isinstance(anchor, Checkpoint):
-            return float(accessed)
-        return score(accessed, price(anchor, self._priced_at), freed, self._kv_token_bytes, self.tau)
+        before = checkpoint_before(node, offset)
+        assert before.node is not None
+        limit = before.node.start + before.offset
+        if leaf is not None and self._kv_bytes:
+            freed += bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
+        if isinstance(anchor, Checkpoint):
+            # Without refreshing, only KV is used by a hit further down.
+            own = not self._refresh and (leaf is None or not self._kv_bytes)
+            accessed = anchor.accessed if own else anchor.used()
+            cost = price(anchor, node.start + offset - limit, self._priced_at)
+            if self.mode is Eviction.SCORE:
+                worth = value(cost, freed, self._kv_token_bytes, self.tau)
+        else:
+            accessed = anchor.read_to_end
+        return accessed + worth, worth, accessed, freed, cost, leaf, limit
 
-    def _unit(self, anchor: Anchor, now: float) -> Unit:
-        freed, accessed = self._measure(anchor)
-        cost = price(anchor, self._share.steps) / COST_SCALE if isinstance(anchor, Checkpoint) else 0.0
-        return describe(anchor, self.pool, freed, cost, accessed, now)
+    def _unit(self, anchor: Anchor, appraisal: Appraisal) -> Unit:
+        score, _, accessed, freed, cost, leaf, limit = appraisal
+        checkpoint, has_state = None, False
+        if isinstance(anchor, Checkpoint):
+            assert anchor.node is not None
+            checkpoint, has_state = (anchor.node.id, anchor.offset), bool(anchor.tiers & self._bit)
+        kind, cut = Kind.INTERMEDIATE, None
+        nodes: tuple[int, ...] = ()
+        if leaf is not None:
+            top = bundle_top(leaf, self._tier, limit)
+            kind, nodes = Kind.BUNDLE, bundle_nodes(leaf, top)
+            cut = (top.id, limit - top.start) if top.start < limit else None
+        tokens = cost / COST_SCALE
+        return Unit(kind, self.pool.tier, checkpoint, has_state, nodes, cut, freed, tokens, accessed, score)

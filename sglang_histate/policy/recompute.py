@@ -12,7 +12,7 @@ Every trajectory has weight 1, not 1 / number of trajectories: that factor is th
 a new session would change every price by it without changing what matters.
 
 `Checkpoint.region` and `Checkpoint.ends` hold the two sums without q and distance, kept up to date here. The
-distance is looked up when the price is needed. Both sums are integers: 1 / L_s is rounded once, to a multiple
+distance is looked up when a price is needed. Both sums are integers: 1 / L_s is rounded once, to a multiple
 of 2**-40, and from then on is added and subtracted exactly. Floats would leave a rest after each pair of
 additions and subtractions, so that two ranks or two runs with another history rank equals differently;
 fractions would be exact, but their denominators grow without bound. At a million tokens the rounding is below
@@ -35,8 +35,8 @@ COST_SCALE = END_STEPS << WEIGHT_BITS
 START_END_SHARE = 0.5
 """q before the first hit: an end hit is as likely as an interior one."""
 
-END_SHARE_WEIGHT = 1 / 256
-"""How much one hit moves q: with 24 live sessions it follows a change within about ten rounds."""
+END_SHARE_WEIGHT = 1 / 512
+"""How much one hit moves q: with 24 live sessions it follows a change within about twenty rounds."""
 
 
 class EndShare:
@@ -44,9 +44,9 @@ class EndShare:
 
     A new step makes every price new, O(n log n) for n units. It is taken only when q is a whole step (1/16)
     away from the step in use, and then is the nearest one, at most 1/32 away. One hit moves q by at most
-    1/256, so at least 8 hits lie between two re-pricings, and the amortised cost of a hit is at most n / 8
-    prices. That bound needs every hit of one kind: at a constant true share the average strays by 0.02, a
-    step is three times that, and re-pricing does not happen.
+    1/512, so at least 16 hits lie between two re-pricings, and the amortised cost of a hit is at most n / 16
+    prices. It takes hits of one kind only to get there: at a constant true share q strays by 0.016 (standard
+    deviation), and a step is four times that.
     """
 
     __slots__ = ("steps", "value")
@@ -67,15 +67,11 @@ def weight(tokens: int) -> int:
     return ((2 << WEIGHT_BITS) + tokens) // (2 * tokens)
 
 
-def price(checkpoint: Checkpoint, end_steps: int) -> int:
-    """Return C of a checkpoint other than the root's, in tokens * `COST_SCALE`, at q = end_steps / 16."""
-    node, offset = checkpoint.node, checkpoint.offset
-    assert node is not None
-    before = checkpoint_before(node, offset)
-    assert before.node is not None
-    distance = node.start + offset - before.node.start - before.offset
-    per_token = (END_STEPS - end_steps) * checkpoint.region + ((end_steps * checkpoint.ends) << WEIGHT_BITS)
-    return distance * per_token
+def price(checkpoint: Checkpoint, distance: int, end_steps: int) -> int:
+    """Return C in tokens * `COST_SCALE` at q = end_steps / 16, `distance` tokens after the checkpoint before."""
+    return distance * (
+        (END_STEPS - end_steps) * checkpoint.region + ((end_steps * checkpoint.ends) << WEIGHT_BITS)
+    )
 
 
 def shift_path(node: Node | None, change: int, tail: int, ends: int) -> list[Checkpoint]:

@@ -27,12 +27,10 @@ class Eviction(StrEnum):
     """Last access only; a hit refreshes every earlier checkpoint on its path too."""
 
 
-def score(accessed: int, price: int, freed: int, kv_token_bytes: int, tau: float) -> float:
-    """Return H for a price in tokens * `recompute.COST_SCALE` and `freed` > 0 bytes.
+def value(price: int, freed: int, kv_token_bytes: int, tau: float) -> float:
+    """Return tau * C / M' for a price in tokens * `recompute.COST_SCALE` and `freed` > 0 bytes.
 
-    The quotient of the two integers is rounded once, so that H never falls where price / freed does not: a
-    queue may then leave a unit where it is until it comes first.
+    The quotient of the two integers is rounded once, so that the value never falls where price / freed does
+    not: a queue may then leave a unit where it is until it comes first.
     """
-    if not price:
-        return float(accessed)
-    return accessed + tau * (price * kv_token_bytes / (COST_SCALE * freed))
+    return tau * (price * kv_token_bytes / (COST_SCALE * freed)) if price else 0.0

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, Tier, checkpoint_before
-from sglang_histate.policy.score import Eviction
+from sglang_histate.policy.prefix_nodes import Anchor, Node, Tier
 
 
 class Kind(StrEnum):
@@ -54,8 +54,7 @@ class Pool:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """A candidate for eviction, as it is now: the next change of the tree makes it out of date."""
 
     kind: Kind
@@ -78,15 +77,6 @@ class Unit:
     """H, in ticks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The KV of a bundle: from `top`, `skip` tokens into it, down to a leaf; `tokens` in all."""
-
-    top: Node
-    skip: int
-    tokens: int
-
-
 def bundle_leaf(anchor: Anchor, tier: int) -> Node | None:
     """The KV leaf whose bundle hangs on `anchor`, or None if it has none in this tier."""
     if isinstance(anchor, Node):
@@ -97,11 +87,11 @@ def bundle_leaf(anchor: Anchor, tier: int) -> Node | None:
     return None
 
 
-def bundle_extent(leaf: Node, tier: int) -> Extent:
-    """The KV of the bundle at a KV leaf. O(nodes of the bundle, and up to the checkpoint before)."""
-    before = checkpoint_before(leaf, leaf.tokens)
-    assert before.node is not None
-    limit = before.node.start + before.offset
+def bundle_top(leaf: Node, tier: int, limit: int) -> Node:
+    """The highest node of the bundle at a KV leaf, `limit` the position of the checkpoint before its end.
+
+    Where the limit lies inside it, its first part is not in the bundle. O(nodes of the bundle).
+    """
     top = leaf
     while top.start > limit:
         above = top.parent
@@ -109,39 +99,17 @@ def bundle_extent(leaf: Node, tier: int) -> Extent:
         if above is None or not above.kv >> tier & 1 or above.kv_child_count(tier) > 1:
             break
         top = above
-    skip = max(limit - top.start, 0)
-    return Extent(top, skip, leaf.start + leaf.tokens - top.start - skip)
+    return top
 
 
-def last_access(anchor: Anchor, leaf: Node | None, has_kv: bool, mode: Eviction) -> int:
-    """Tick of the unit's last access; `leaf` as from `bundle_leaf`, `has_kv`: whether the pool holds KV."""
-    if isinstance(anchor, Node):
-        return anchor.read_to_end
-    if mode is Eviction.LRU and (leaf is None or not has_kv):
-        return anchor.accessed
-    assert anchor.node is not None
-    return max(anchor.accessed, anchor.node.used(anchor.offset))
+def bundle_tokens(leaf: Node, tier: int, limit: int) -> int:
+    """Tokens of KV in the bundle at a KV leaf; arguments as in `bundle_top`."""
+    top = leaf if leaf.start <= limit else bundle_top(leaf, tier, limit)
+    return leaf.start + leaf.tokens - max(limit, top.start)
 
 
-def describe(anchor: Anchor, pool: Pool, freed: int, cost_tokens: float, accessed: int, score: float) -> Unit:
-    """Return the unit that hangs on `anchor`, with its bytes, cost, time and score as the queue found them."""
-    leaf = bundle_leaf(anchor, pool.tier)
-    checkpoint, has_state = None, False
-    if isinstance(anchor, Checkpoint):
-        assert anchor.node is not None
-        checkpoint = (anchor.node.id, anchor.offset)
-        has_state = bool(anchor.tiers >> pool.tier & 1)
-    nodes: tuple[int, ...] = ()
-    cut = None
-    if leaf is not None:
-        extent = bundle_extent(leaf, pool.tier)
-        nodes = _ids(leaf, extent.top)
-        cut = (extent.top.id, extent.skip) if extent.skip else None
-    kind = Kind.INTERMEDIATE if leaf is None else Kind.BUNDLE
-    return Unit(kind, pool.tier, checkpoint, has_state, nodes, cut, freed, cost_tokens, accessed, score)
-
-
-def _ids(leaf: Node, top: Node) -> tuple[int, ...]:
+def bundle_nodes(leaf: Node, top: Node) -> tuple[int, ...]:
+    """Ids from `leaf` up to `top`."""
     ids = [leaf.id]
     while leaf is not top:
         assert leaf.parent is not None

@@ -6,14 +6,15 @@ import itertools
 from array import array
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
+import numpy as np
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -23,11 +24,16 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.full_component import HiStateFullComponent
+from sglang_histate.adapter.host_budget import HostBudget, pages_by_ratio
 from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.host_stack import use_arena
+from sglang_histate.adapter.kv_face import KvFace, kv_page_bytes
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
-from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.adapter.state_face import StateFace
+from sglang_histate.adapter.state_layout import LayerViews, StateLayout
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
+from sglang_histate.pool import HostArena, Kind
 
 PAGE = 64
 LINEAR_LAYERS = (0, 1)
@@ -59,9 +65,25 @@ class Engine:
     cache: HiStateCache
     kv: PagedTokenToKVPoolAllocator
     states: Any  # the device pool's slot allocator
-    host_states: Any
+    host_kv: KvFace
+    host_states: StateFace
     layout: StateLayout
     slots: HostSlots
+
+    @property
+    def arena(self) -> HostArena:
+        return self.host_states.arena
+
+    def host_state(self, slot: int) -> list[LayerViews]:
+        """Return what a host slot holds, layer by layer (a copy)."""
+        return self.layout.views(self.host_states.read(slot))
+
+    def fill_host_state(self, slot: torch.Tensor, temporal: float, conv: float) -> None:
+        payload = np.zeros(self.layout.record_layout().payload_bytes, dtype=np.uint8)
+        for views in self.layout.views(payload):
+            views.temporal.fill_(temporal)
+            views.conv.fill_(conv)
+        self.slots.fill(slot, payload)
 
     def insert(self, tokens: array, *, state: float | None = None) -> None:
         """Put `tokens` into the tree, as a finished request would, with a state whose numbers are all `state`."""
@@ -121,16 +143,29 @@ class Engine:
         on_host = [int(data.host_value[0]) for data in held if data.host_value is not None]
         assert len(set(on_device)) == len(on_device) and len(set(on_host)) == len(on_host)
         assert len(on_device) + self.states.available_size() == self.states.size
-        assert len(on_host) + self.host_states.available_size() == self.host_states.size
+        assert len(on_host) == self.host_states.held
+        kv = [node.component_data[ComponentType.FULL].host_value for node in self.nodes()]
+        kv_pages = sum(len(value) for value in kv if value is not None) // PAGE
+        state_pages = len(on_host) * self.host_states.pages_per_slot
+        assert (self.arena.used_pages(Kind.KV), self.arena.used_pages(Kind.STATE)) == (kv_pages, state_pages)
+        assert self.arena.free_pages == self.arena.total_pages - kv_pages - state_pages
 
 
 def build(
-    *, kv_tokens: int = 4096, state_slots: int = 16, mode: Eviction = Eviction.SCORE, tau: float = DEFAULT_TAU
+    *,
+    kv_tokens: int = 4096,
+    state_slots: int = 16,
+    mode: Eviction = Eviction.SCORE,
+    tau: float = DEFAULT_TAU,
+    host_pages: int | None = None,
+    temporal: tuple[int, int, int] = (2, 3, 4),
 ) -> Engine:
+    """`host_pages` is the whole host arena; by default what twice the device pools take. A state is one page, unless
+    `temporal` makes it larger."""
     dtype = torch.float32
     shape = Mamba2StateShape(
         conv=[(6, 3)],
-        temporal=(2, 3, 4),
+        temporal=temporal,
         intermediate_size=6,
         conv_dim=6,
         ssm_state_size=4,
@@ -177,26 +212,29 @@ def build(
         tree_core_backend=tree_core.register(),
     )
     cache = HiStateCache(params)
-    # A few kilobytes fit, however little memory SGLang finds free on a busy machine.
-    with (
-        mock.patch("sglang.srt.mem_cache.pool_host.base.host_memory_budget_bytes", lambda size: size),
-        mock.patch("sglang.srt.mem_cache.pool_host.mamba.host_memory_budget_bytes", lambda size: size),
-    ):
-        cache.init_hicache(get_context().server_args, params)
     states = requests.mamba_pool.mamba_cache
     layout = StateLayout.from_pool(LINEAR_LAYERS, states.temporal, states.conv[0])
+    kv_info = pool.full_kv_pool.get_device_pool_infos()[0].buffer_info
+    page_bytes = kv_page_bytes(kv_info, PAGE)
+    if host_pages is None:
+        state_pages = -(-layout.record_layout().payload_bytes // page_bytes)
+        host_pages = pages_by_ratio(pool.full_kv_pool, requests.mamba_pool, PAGE, state_pages, 2.0)
+    use_arena(HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout)
+    cache.init_hicache(get_context().server_args, params)
     component = cache.components[ComponentType.MAMBA]
     attach_ranking(
         cache,
         sizes=Sizes(state=layout.checkpoint_bytes, kv_token=2 * 8 * 4),
         mode=mode,
         tau=tau,
+        one_host_pool=True,
     )
     return Engine(
         cache,
         kv,
         requests.mamba_allocator,
-        component._mamba_pool_host,
+        cache.host_pool_group.get_pool(PoolName.KV),
+        cache.host_pool_group.get_pool(PoolName.MAMBA),
         layout,
         HostSlots(component, layout),
     )

@@ -70,9 +70,8 @@ class Bench:
         data = node.component_data[MAMBA]
         if data.host_value is None or self.depth(node) != position:
             return None
-        slot = int(data.host_value[0])
-        values = [self.engine.host_states.temporal_buffer[slot], self.engine.host_states.conv_buffer[0][slot]]
-        (value,) = {float(v) for tensor in values for v in tensor.unique()}
+        layers = self.engine.host_state(int(data.host_value[0]))
+        (value,) = {float(v) for views in layers for tensor in views for v in tensor.unique()}
         return value
 
     def matched(self, ids):
@@ -377,8 +376,8 @@ def test_a_deeper_checkpoint_takes_the_place_of_a_pinned_one(bench) -> None:
     bench.check_idle()
 
 
-def test_a_queue_is_read_ahead_for_half_of_the_host_slots_at_most(bench) -> None:
-    limit = bench.engine.slots.total // 2
+def test_a_queue_is_read_ahead_for_an_eighth_of_the_host_arena_at_most(bench) -> None:
+    limit = bench.engine.slots.total // 8
     reqs = []
     for seed in range(10, limit + 14):
         ids = tokens((seed, 128))
@@ -577,7 +576,7 @@ def test_a_flush_before_bytes_are_delivered(bench, monkeypatch) -> None:
     req = rewrite(700)
     assert not bench.faults.ready(req)
     reset_all(bench)
-    assert bench.engine.host_states.available_size() == bench.engine.host_states.size
+    assert bench.engine.host_states.held == 0
     bench.disk.reads_allowed.set()
     bench.pump()
     assert filled == []
@@ -680,9 +679,9 @@ def test_random_traffic_returns_everything(seed) -> None:
                 cur = cur.parent
             ids = [int(i) for part in path for i in part]
             base = next(i for i, b in enumerate(bases) if list(b[: len(ids)]) == ids)
-            slot = int(data.host_value[0])
-            assert (bench.engine.host_states.temporal_buffer[slot] == value(base, len(ids))).all()
-            assert (bench.engine.host_states.conv_buffer[0][slot] == value(base, len(ids))).all()
+            for views in bench.engine.host_state(int(data.host_value[0])):
+                assert (views.temporal == value(base, len(ids))).all()
+                assert (views.conv == value(base, len(ids))).all()
             checked += 1
     bench.disk.read_faults.clear()
     for req in waiting:

@@ -46,6 +46,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_ssd_size": "2GiB",
         "histate_interval": "adaptive",
         "histate_intervals": "512,none",
+        "histate_host_size": "3GiB",
         "histate_inflight_size": "64MiB",
         "histate_read_threads": "3",
         "histate_min_gain": "128",

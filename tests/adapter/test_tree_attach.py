@@ -117,8 +117,7 @@ def test_a_locked_node_is_split_and_its_lock_still_fits(engine) -> None:
 def test_an_attached_state_is_loaded_into_the_request(engine) -> None:
     """The stock load-back takes it from the host slot to the node's and the request's device slots."""
     slot = engine.slots.alloc()
-    engine.host_states.temporal_buffer[int(slot[0])] = 3.5
-    engine.host_states.conv_buffer[0][int(slot[0])] = 1.25
+    engine.fill_host_state(slot, 3.5, 1.25)
     assert attach_host_state(engine.cache, RadixKey(A[:512]), slot)[0] is Attach.ATTACHED
     req = request(tokens((1, 700), (2, 50)))
     req.init_next_round_input(engine.cache)
@@ -157,7 +156,7 @@ def test_kv_from_the_host_is_counted_as_loaded(engine) -> None:
 def test_states_do_not_go_to_the_host_with_their_kv(engine) -> None:
     (node,) = engine.nodes()
     assert node.backuped and node.component_data[MAMBA].host_value is None
-    assert engine.host_states.available_size() == engine.host_states.size
+    assert engine.host_states.held == 0
 
 
 def test_a_branch_point_goes_to_the_plan_and_not_to_stock_tracking(engine) -> None:
@@ -303,4 +302,4 @@ def test_random_traffic_keeps_every_invariant(seed) -> None:
     engine.kv.clear()
     engine.states.clear()
     engine.check()
-    assert engine.host_states.available_size() == engine.host_states.size
+    assert engine.host_states.held == 0

@@ -90,7 +90,7 @@ class Model:
         if not node:
             return
         at_end = any(self.path_states(leaf)[-1:] == [(node, offset)] for leaf in self.leaves())
-        self.q += (float(at_end) - self.q) / 256
+        self.q += (float(at_end) - self.q) / 512
         if abs(self.q - self.q16 / 16) >= 1 / 16:
             self.q16 = round(self.q * 16)
 

@@ -82,7 +82,7 @@ class Walk:
             self.both("touch", node, offset, self.now)
         else:
             # Long runs of one kind, so that the priced q moves.
-            for _ in range(12):
+            for _ in range(24):
                 self.both("observe_hit", *self.place())
 
 

@@ -207,12 +207,12 @@ def test_the_share_of_end_hits_moves_prices_in_steps() -> None:
     tree = tree_of((1, 0, 100))
     tree.set_checkpoint(1, 100, HOST, True)
     costs = []
-    for _ in range(600):
+    for _ in range(1200):
         tree.observe_hit(1, 100)
         costs.append(tree.cost_tokens(1, 100))
     assert tree.end_share.value > 0.9
-    changes = [n for n in range(1, 600) if costs[n] != costs[n - 1]]
-    assert costs == sorted(costs) and all(b - a >= 8 for a, b in pairwise(changes))
+    changes = [n for n in range(1, 1200) if costs[n] != costs[n - 1]]
+    assert costs == sorted(costs) and all(b - a >= 16 for a, b in pairwise(changes))
     tree.observe_hit(0, 0)
     assert tree.cost_tokens(1, 100) == costs[-1]
 

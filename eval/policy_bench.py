@@ -1,0 +1,244 @@
+"""``python -m eval.policy_bench``: what one policy decision takes, from a thousand units to a million.
+
+One host pool of agent sessions: ten turns each below one of a few shared system prompts, every turn with KV, a
+checkpoint inside and one at its end, hence 20 units a session. Then, in turns, as many as the table says:
+
+    touch   a request is matched somewhere in a session: its hit is counted and its path refreshed
+    evict   a victim is named, and what it names is removed from the tree
+    grow    a session gets one more turn: node, KV, two checkpoints, touch
+    choose  the interval of a new segment is chosen (policy/interval.py)
+
+Times are from before each call to after it, garbage collection included: CPU time of the thread, which is judged,
+and wall-clock time, which also has in it what other programs on the machine took. The CPU means of touch and evict
+are to be at most 20 us at every size, that of choose at most 50 us; the exit status is 1 if one is not. The others
+are for information: grow, a change of q that prices everything anew (microseconds per unit), and the memory of a
+unit with its share of nodes, tree and queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns
+
+from sglang_histate.policy.interval import DEFAULT_INTERVALS, choose_interval
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.prefix_tree import PrefixTree
+from sglang_histate.policy.queue import EvictionQueue
+from sglang_histate.policy.units import Pool, Unit
+
+SIZES = (1_000, 100_000, 1_000_000)
+TARGET_US = {"touch": 20.0, "evict": 20.0, "choose": 50.0}
+TURNS = 10
+PROMPTS = 16
+KV_TOKEN_BYTES, STATE_BYTES = 32_768, 51_511_296  # Qwen3.5-9B
+BURST = 50
+WARM_HITS = 2_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times of one operation, in microseconds."""
+
+    units: int
+    operation: str
+    count: int
+    mean: float
+    median: float
+    p99: float
+    longest: float
+    wall_mean: float
+
+    @property
+    def target(self) -> float | None:
+        return TARGET_US.get(self.operation)
+
+    @property
+    def met(self) -> bool:
+        return self.target is None or self.mean <= self.target
+
+
+Spent = tuple[int, int]
+"""CPU and wall-clock nanoseconds."""
+
+
+def row(units: int, operation: str, spent: list[Spent]) -> Row:
+    cpu = sorted(one[0] / 1000 for one in spent)
+    wall = sum(one[1] for one in spent) / 1000
+    median, p99 = cpu[(len(cpu) - 1) // 2], cpu[(len(cpu) - 1) * 99 // 100]
+    return Row(units, operation, len(cpu), sum(cpu) / len(cpu), median, p99, cpu[-1], wall / len(cpu))
+
+
+class Sessions:
+    """The tree, its queue, and the sessions that are still whole."""
+
+    def __init__(self, units: int, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.tree = PrefixTree()
+        self.queue = EvictionQueue(self.tree, Pool(Tier.HOST, STATE_BYTES, KV_TOKEN_BYTES), KV_TOKEN_BYTES)
+        self.now = 0
+        self.last_id = 0
+        self.prompts = [self.turn(0) for _ in range(PROMPTS)]
+        self.turns: list[int] = []
+        """A turn of each node that was added; some are gone."""
+        for _ in range(max(units // (2 * TURNS), 1)):
+            node = self.draw.choice(self.prompts)
+            for _ in range(TURNS):
+                node = self.turn(node)
+                self.turns.append(node)
+
+    def turn(self, parent: int) -> int:
+        """Add one turn of 300 to 3000 tokens."""
+        self.now += 1
+        self.last_id += 1
+        node, tokens = self.last_id, self.draw.randrange(300, 3000)
+        self.tree.add(node, parent, tokens)
+        self.tree.set_kv(node, Tier.HOST, True)
+        self.tree.set_checkpoint(node, tokens // 2, Tier.HOST, True)
+        self.tree.set_checkpoint(node, tokens, Tier.HOST, True)
+        self.tree.touch(node, tokens, self.now)
+        return node
+
+    def grow(self, parent: int) -> None:
+        self.turns.append(self.turn(parent))
+        len(self.queue)  # prices what became cheaper, which otherwise the next eviction would do
+
+    def any_turn(self) -> int:
+        while True:
+            node = self.draw.choice(self.turns)
+            if node in self.tree:
+                return node
+
+    def place(self) -> tuple[int, int]:
+        """The end of a session or, as often, another checkpoint of one: q stays what it is."""
+        at_end = self.draw.random() < 0.5
+        while True:
+            node = self.any_turn()
+            tokens = self.tree.tokens(node)
+            if at_end:
+                if not self.tree.children(node):
+                    return node, tokens
+            elif self.draw.random() < 0.5:
+                return node, max(tokens // 2, 1)
+            elif self.tree.children(node):
+                return node, tokens
+
+    def hit(self) -> None:
+        self.tree.observe_hit(*self.place())
+
+    def touch(self, node: int, offset: int) -> None:
+        self.now += 1
+        self.tree.observe_hit(node, offset)
+        self.tree.touch(node, offset, self.now)
+
+    def evict(self) -> None:
+        unit = self.queue.victim(_any)
+        if unit is None:
+            raise SystemExit("the bench ran out of units: use a larger size")
+        if unit.checkpoint is not None and unit.has_state:
+            self.tree.set_checkpoint(*unit.checkpoint, Tier.HOST, False)
+        kept = None
+        if unit.cut is not None:
+            self.last_id += 1
+            kept = self.last_id
+            self.tree.split(unit.cut[0], kept, unit.cut[1])
+            self.turns.append(kept)
+        for node in unit.nodes:
+            self.tree.remove(node)
+
+
+def _any(unit: Unit) -> bool:
+    return True
+
+
+def timed(call: Callable[..., object], *arguments: int) -> Spent:
+    wall, cpu = perf_counter_ns(), thread_time_ns()
+    call(*arguments)
+    return thread_time_ns() - cpu, perf_counter_ns() - wall
+
+
+def measure(units: int, operations: int, seed: int) -> tuple[list[Row], float]:
+    """Rows of one size, and the bytes of one unit."""
+    before = resident_bytes()
+    sessions = Sessions(units, seed)
+    held = len(sessions.queue)
+    bytes_per_unit = (resident_bytes() - before) / held
+    for _ in range(WARM_HITS):  # until q is what it will be
+        sessions.hit()
+    len(sessions.queue)
+    gc.collect()  # what the build left to collect is not the operations'
+    times: dict[str, list[Spent]] = {"touch": [], "evict": [], "grow": []}
+    for _ in range(max(operations // BURST, 1)):
+        for _ in range(BURST):
+            times["touch"].append(timed(sessions.touch, *sessions.place()))
+        for _ in range(BURST):
+            times["evict"].append(timed(sessions.evict))
+        for _ in range(BURST // 2):  # two units each: the number of units stays what it is
+            node = sessions.any_turn()
+            times["grow"].append(timed(sessions.grow, node))
+    rows = [row(held, operation, spent) for operation, spent in times.items()]
+    priced = sessions.tree.end_share.steps
+    while sessions.tree.end_share.steps == priced:
+        sessions.tree.observe_hit(sessions.any_turn(), 1)
+    spent = timed(sessions.queue.__len__)
+    left = len(sessions.queue)
+    rows.append(row(held, "q step, a unit", [(spent[0] // left, spent[1] // left)]))
+    return rows, bytes_per_unit
+
+
+def measure_choice(operations: int, seed: int) -> Row:
+    draw = random.Random(seed)
+    lengths = [draw.randrange(1, 200_000) for _ in range(operations)]
+    times = [
+        timed(lambda length: choose_interval(length, DEFAULT_INTERVALS, 1572.0, 0.7), n) for n in lengths
+    ]
+    return row(len(DEFAULT_INTERVALS), "choose", times)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        f"{'units':>9}  {'operation':<14} {'count':>7} {'CPU us':>8} {'median':>8} {'p99':>8} {'max':>10} "
+        f"{'wall us':>8}  target"
+    ]
+    for one in rows:
+        verdict = "" if one.target is None else f"<= {one.target:.0f} us: {'met' if one.met else 'NOT MET'}"
+        lines.append(
+            f"{one.units:>9}  {one.operation:<14} {one.count:>7} {one.mean:>8.2f} {one.median:>8.2f} "
+            f"{one.p99:>8.2f} {one.longest:>10.2f} {one.wall_mean:>8.2f}  {verdict}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m eval.policy_bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--units", type=int, nargs="+", default=list(SIZES), help="sizes to measure")
+    parser.add_argument("--operations", type=int, default=20_000, help="touches and evictions at each size")
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    rows, memory = [], []
+    for units in chosen.units:
+        measured, bytes_per_unit = measure(units, chosen.operations, chosen.seed)
+        rows += measured
+        memory.append(f"{measured[0].units} units: {bytes_per_unit:.0f} bytes each")
+    rows.append(measure_choice(chosen.operations, chosen.seed))
+    print(table(rows))
+    print("memory, tree and queue: " + "; ".join(memory))
+    missed = [f"{one.operation} at {one.units}" for one in rows if not one.met]
+    print("NOT MET: " + ", ".join(missed) if missed else "all targets met")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
