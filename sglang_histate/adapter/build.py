@@ -95,7 +95,7 @@ def _start_tier(
     parallel = get_parallel()
     ranking = attach_ranking(
         cache,
-        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes)),
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes), page=page_size),
         mode=config.eviction,
         tau=config.tau,
         one_host_pool=True,

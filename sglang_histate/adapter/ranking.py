@@ -25,10 +25,16 @@ _KV_DEVICE, _KV_HOST, _STATE_DEVICE, _STATE_HOST = 1, 2, 4, 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one rank: `state` of one checkpoint, `kv_token` of the KV of one token."""
+    """Of one rank. `state`: bytes of one checkpoint, `kv_token`: bytes of the KV of one token, `page`: tokens of a page."""
 
     state: int
     kv_token: int
+    page: int
+
+    @property
+    def state_pages(self) -> int:
+        """Pages that a checkpoint takes in the host arena."""
+        return -(-self.state // (self.kv_token * self.page))
 
 
 class Ranking:
@@ -38,14 +44,12 @@ class Ranking:
         self,
         root: Any,
         *,
-        page_size: int,
         sizes: Sizes,
         mode: Eviction,
         tau: float,
         one_device_pool: bool,
         one_host_pool: bool,
     ) -> None:
-        self._page_size = page_size
         self._sizes = sizes
         self._mode = mode
         self._tau = tau
@@ -80,6 +84,15 @@ class Ranking:
     def _queue(self, pool: Pool) -> EvictionQueue:
         return EvictionQueue(self.tree, pool, self._sizes.kv_token, self._tau, self._mode)
 
+    def host_pages(self, *, kv_tokens: int, states: int) -> int:
+        """Return the pages that KV and states take in the host arena; `kv_tokens` in whole pages."""
+        return kv_tokens // self._sizes.page + states * self._sizes.state_pages
+
+    def on_ssd(self, node: Any) -> bool:
+        """Return whether the SSD has the state at the end of `node`."""
+        checkpoints = self.tree.checkpoints(node.id)
+        return bool(checkpoints) and checkpoints[-1][0] == len(node.key) and Tier.SSD in checkpoints[-1][1]
+
     # What the tree core reports.
 
     def sync(self, node: Any) -> None:
@@ -113,7 +126,7 @@ class Ranking:
         parent = node.parent
         if parent is None or parent.id not in self._where:
             return False
-        return parent.children.get(node.key.child_key(self._page_size)) is node
+        return parent.children.get(node.key.child_key(self._sizes.page)) is node
 
     def split(self, child: Any, upper: Any) -> None:
         """`upper` is the new parent of `child` and has the first of its tokens."""
@@ -231,7 +244,6 @@ def attach_ranking(
     core = cache.tree_core
     ranking = Ranking(
         core.root_node.id,
-        page_size=cache.page_size,
         sizes=sizes,
         mode=mode,
         tau=tau,

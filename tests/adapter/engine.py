@@ -134,6 +134,11 @@ class Engine:
     def ranking(self) -> Ranking:
         return self.cache.tree_core.ranking
 
+    def on_ssd(self, node_id: Any) -> None:
+        """Say that the state at the end of a node came from the SSD, as attached ones do."""
+        node = self.cache.tree_core.node_by_id(node_id)
+        self.ranking.placed(b"%d" % next(_numbers), node, len(node.key), True)
+
     def check(self) -> None:
         """Everything is consistent, and every slot is free or in the tree, exactly once."""
         self.cache.sanity_check()
@@ -224,7 +229,7 @@ def build(
     component = cache.components[ComponentType.MAMBA]
     attach_ranking(
         cache,
-        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=2 * 8 * 4),
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=page_bytes // PAGE, page=PAGE),
         mode=mode,
         tau=tau,
         one_host_pool=True,
