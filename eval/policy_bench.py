@@ -1,11 +1,12 @@
 """``python -m eval.policy_bench``: what one policy decision takes, from a thousand units to a million.
 
 One host pool of agent sessions: ten turns each below one of a few shared system prompts, every turn with KV, a
-checkpoint inside and one at its end, hence 20 units a session. Then, in turns, as many as the table says:
+checkpoint inside and one at its end, hence 20 units a session. The latest tenth of the sessions is live. Then, in
+turns, as many as the table says:
 
-    touch   a request is matched somewhere in a session: its hit is counted and its path refreshed
+    touch   a request is matched, nine times out of ten in a live session: its hit is counted, its path refreshed
     evict   a victim is named, and what it names is removed from the tree
-    grow    a session gets one more turn: node, KV, two checkpoints, touch
+    grow    a live session gets one more turn: node, KV, two checkpoints, touch; the queue prices what changed
     choose  the interval of a new segment is chosen (policy/interval.py)
 
 Times are from before each call to after it, garbage collection included: CPU time of the thread, which is judged,
@@ -76,7 +77,7 @@ def row(units: int, operation: str, spent: list[Spent]) -> Row:
 
 
 class Sessions:
-    """The tree, its queue, and the sessions that are still whole."""
+    """The tree, its queue, and the agents: the latest tenth of the sessions is live, at least 24."""
 
     def __init__(self, units: int, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -85,13 +86,36 @@ class Sessions:
         self.now = 0
         self.last_id = 0
         self.prompts = [self.turn(0) for _ in range(PROMPTS)]
-        self.turns: list[int] = []
-        """A turn of each node that was added; some are gone."""
+        self.ends: list[int] = []
+        """The last turn of each session; it may be gone."""
+        self.length: list[int] = []
+        """Turns of each session."""
         for _ in range(max(units // (2 * TURNS), 1)):
-            node = self.draw.choice(self.prompts)
-            for _ in range(TURNS):
-                node = self.turn(node)
-                self.turns.append(node)
+            self.start()
+            for _ in range(TURNS - 1):
+                self.grow(len(self.ends) - 1)
+        self.live = max(len(self.ends) // 10, 24)
+
+    def start(self) -> None:
+        """Begin a session."""
+        which = self.draw.randrange(PROMPTS)
+        if self.prompts[which] not in self.tree:
+            self.prompts[which] = self.turn(self.tree.root)
+        self.ends.append(self.turn(self.prompts[which]))
+        self.length.append(1)
+
+    def grow(self, session: int) -> None:
+        """Add a turn; a session that is gone or has twice the usual turns makes way for a new one."""
+        if self.length[session] < 2 * TURNS and self.ends[session] in self.tree:
+            self.ends[session] = self.turn(self.ends[session])
+            self.length[session] += 1
+        else:
+            self.start()
+
+    def request(self) -> None:
+        """Add a turn to a live session and price what became cheaper, else the next eviction would do that."""
+        self.grow(max(len(self.ends) - 1 - self.draw.randrange(self.live), 0))
+        len(self.queue)
 
     def turn(self, parent: int) -> int:
         """Add one turn of 300 to 3000 tokens."""
@@ -105,29 +129,21 @@ class Sessions:
         self.tree.touch(node, tokens, self.now)
         return node
 
-    def grow(self, parent: int) -> None:
-        self.turns.append(self.turn(parent))
-        len(self.queue)  # prices what became cheaper, which otherwise the next eviction would do
-
-    def any_turn(self) -> int:
-        while True:
-            node = self.draw.choice(self.turns)
-            if node in self.tree:
-                return node
-
     def place(self) -> tuple[int, int]:
-        """The end of a session or, as often, another checkpoint of one: q stays what it is."""
-        at_end = self.draw.random() < 0.5
+        """A checkpoint to hit: of a live session nine times out of ten, and its last one every second time."""
         while True:
-            node = self.any_turn()
-            tokens = self.tree.tokens(node)
-            if at_end:
-                if not self.tree.children(node):
-                    return node, tokens
-            elif self.draw.random() < 0.5:
-                return node, max(tokens // 2, 1)
-            elif self.tree.children(node):
-                return node, tokens
+            live = self.live if self.draw.random() < 0.9 else len(self.ends)
+            node = self.ends[max(len(self.ends) - 1 - self.draw.randrange(live), 0)]
+            if node in self.tree:
+                break
+        if self.draw.random() < 0.5:
+            return node, self.tree.tokens(node)
+        for _ in range(self.draw.randrange(TURNS)):
+            above = self.tree.parent(node)
+            if above is None or above in self.prompts:
+                break
+            node = above
+        return node, max(self.tree.tokens(node) // 2, 1)
 
     def hit(self) -> None:
         self.tree.observe_hit(*self.place())
@@ -143,12 +159,9 @@ class Sessions:
             raise SystemExit("the bench ran out of units: use a larger size")
         if unit.checkpoint is not None and unit.has_state:
             self.tree.set_checkpoint(*unit.checkpoint, Tier.HOST, False)
-        kept = None
         if unit.cut is not None:
             self.last_id += 1
-            kept = self.last_id
-            self.tree.split(unit.cut[0], kept, unit.cut[1])
-            self.turns.append(kept)
+            self.tree.split(unit.cut[0], self.last_id, unit.cut[1])
         for node in unit.nodes:
             self.tree.remove(node)
 
@@ -180,12 +193,11 @@ def measure(units: int, operations: int, seed: int) -> tuple[list[Row], float]:
         for _ in range(BURST):
             times["evict"].append(timed(sessions.evict))
         for _ in range(BURST // 2):  # two units each: the number of units stays what it is
-            node = sessions.any_turn()
-            times["grow"].append(timed(sessions.grow, node))
+            times["grow"].append(timed(sessions.request))
     rows = [row(held, operation, spent) for operation, spent in times.items()]
     priced = sessions.tree.end_share.steps
     while sessions.tree.end_share.steps == priced:
-        sessions.tree.observe_hit(sessions.any_turn(), 1)
+        sessions.tree.observe_hit(sessions.ends[-1], 1)
     spent = timed(sessions.queue.__len__)
     left = len(sessions.queue)
     rows.append(row(held, "q step, a unit", [(spent[0] // left, spent[1] // left)]))

@@ -48,6 +48,9 @@ _HYBRID_DEFAULTS = {"--page-size": "64", "--mamba-radix-cache-strategy": "extra_
 _HISTATE_DEFAULTS: dict[str, str | None] = {
     "--radix-cache-backend": "histate",
     "--enable-hierarchical-cache": None,
+    # The host arena plans its copies on the host: there SGLang is to keep the indices.
+    "--hicache-io-backend": "direct",
+    "--hicache-mem-layout": "page_first_direct",
     # Clients should see in `usage` what the cache did.
     "--enable-cache-report": None,
 }

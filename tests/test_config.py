@@ -34,6 +34,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     config = HiStateConfig(ssd_dir="/ssd")
     assert parse_size(FLAG_DEFAULTS["histate_ssd_size"]) == config.ssd_size_bytes
     assert parse_size(FLAG_DEFAULTS["histate_inflight_size"]) == config.inflight_bytes
+    assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
     assert FLAG_DEFAULTS["histate_interval"] == config.interval_text
@@ -55,6 +56,8 @@ def test_the_config_cannot_be_changed() -> None:
     ("flags", "field", "value"),
     [
         ({"histate_ssd_size": "2MiB"}, "ssd_size_bytes", 2 << 20),
+        ({"histate_host_size": "3GiB"}, "host_size_bytes", 3 << 30),
+        ({"histate_host_size": "auto"}, "host_size_bytes", None),
         ({"histate_inflight_size": "1.5GiB"}, "inflight_bytes", 3 << 29),
         ({"histate_read_threads": "8"}, "read_threads", 8),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
@@ -89,6 +92,9 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_ssd_size": "1KiB"}, "--histate-ssd-size"),
         ({"histate_ssd_size": "-1"}, "--histate-ssd-size"),
         ({"histate_inflight_size": "0"}, "--histate-inflight-size"),
+        ({"histate_host_size": "much"}, "--histate-host-size"),
+        ({"histate_host_size": "-1GiB"}, "--histate-host-size"),
+        ({"histate_host_size": "1GiB"}, "--histate-host-size"),  # all of it is in flight by default
         ({"histate_read_threads": "0"}, "--histate-read-threads"),
         ({"histate_read_threads": "65"}, "--histate-read-threads"),
         ({"histate_read_threads": "two"}, "--histate-read-threads"),

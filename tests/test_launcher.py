@@ -138,6 +138,24 @@ def test_the_demo_model(machine, monkeypatch) -> None:
     assert env["SGLANG_MAMBA_CONV_DTYPE"] == "float32" and "--demo" not in command
 
 
+def test_the_hosts_memory_has_one_size(machine, monkeypatch) -> None:
+    machine(False)
+    asked = []
+    monkeypatch.setattr(launch_server, "check_host_size", lambda size, nodes: asked.append((size, nodes)))
+    base = ["--histate-ssd-dir", "/ssd", "--model-path", "m"]
+    command, _ = prepare([*base, "--histate-host-size", "4GiB", "--nnodes=2"], {})
+    assert value(command, "--histate-host-size") == "4GiB" and asked == [(4 << 30, 2)]
+    # SGLang would otherwise derive a ratio from the memory that is free, and refuse where little is.
+    assert value(command, "--hicache-ratio") == "1"
+    for given in ([], ["--histate-host-size", "auto"]):
+        assert "--hicache-ratio" not in prepare([*base, *given], {})[0]
+    for flag in ("--hicache-size", "--hicache-ratio", "--hicache-host-memory-fraction"):
+        for argv in ([flag, "2"], [f"{flag}=2"]):
+            with pytest.raises(ConfigError, match=f"^--histate-host-size and {flag} 2 both"):
+                prepare([*base, "--histate-host-size", "4GiB", *argv], {})
+        assert value(prepare([*base, flag, "2"], {})[0], flag) == "2"
+
+
 def test_help_is_never_refused(machine) -> None:
     asked = machine(True)
     for argv in (["--help"], ["-h"], ["--disable-histate", "--help"]):

@@ -1,7 +1,7 @@
 """The same bytes for every system: what each may hold on device, host and disk.
 
-HiState's host memory is KV pool + state pool + records in flight. HiCache has the two pools only, and both grow
-with one ratio to the device pools; so it gets the ratio at which its pools take all of HiState's host bytes.
+HiState's host memory is one arena for KV and states + records in flight. HiCache has one pool for each kind, and both
+grow with one ratio to the device pools; so it gets the ratio at which its pools take all of HiState's host bytes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Holdings:
     host_states: int = 0
     host_inflight: int = 0
     disk: int = 0
+    host_arena: int = 0  # KV and states in one
 
     @property
     def device(self) -> int:
@@ -41,7 +42,7 @@ class Holdings:
 
     @property
     def host(self) -> int:
-        return self.host_kv + self.host_states + self.host_inflight
+        return self.host_arena + self.host_kv + self.host_states + self.host_inflight
 
     def text(self) -> str:
         parts = [f"device {format_size(self.device)}", f"host {format_size(self.host)}"]
@@ -61,21 +62,18 @@ class Units:
 def histate_holdings(status: dict[str, Any]) -> tuple[Holdings, Units]:
     """Read ``/histate/status``. The disk is what the SSD tier was given, its slabs and the rounding below one slab."""
     tiers = status["tiers"]
-    slabs = tiers["ssd"]["checkpoints"]
-    slab_bytes = slabs["total_bytes"] / slabs["total"]
     holdings = Holdings(
         device_kv=tiers["device"]["kv"]["total_bytes"],
         device_states=tiers["device"]["states"]["total_bytes"],
-        host_kv=tiers["host"]["kv"]["total_bytes"],
-        host_states=tiers["host"]["states"]["total_bytes"],
-        host_inflight=round(status["inflight"]["records_total"] * slab_bytes),
+        host_arena=tiers["host"]["arena_bytes"],
+        host_inflight=tiers["host"]["inflight"]["total_bytes"],
         disk=status["config"]["ssd_size_bytes"],
     )
     return holdings, Units(status["kv_bytes_per_token"], status["checkpoint_bytes"])
 
 
 def hicache_ratio(histate: Holdings) -> float:
-    """Return the ratio at which two pools that scale with it take as many host bytes as HiState's three parts."""
+    """Return the ratio at which two pools that scale with it take as many host bytes as HiState's two parts."""
     return histate.host / histate.device
 
 

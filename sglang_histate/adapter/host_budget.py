@@ -104,16 +104,16 @@ def host_budget(
     if pages < 1 + state_pages:
         least = HostBudget(1 + state_pages, page_bytes, buffers, record.slab_bytes)
         raise Refusal(
-            f"{flag} is too small: each of {ranks.total} ranks needs {format_size(least.inflight_bytes)} for checkpoints in "
-            f"flight (--histate-inflight-size) and {format_size(least.arena_bytes)} for one page of KV and one checkpoint, "
-            f"give at least {format_size(ranks.total * least.total_bytes)} by --histate-host-size"
+            f"{flag} is too small: a rank needs {format_size(least.inflight_bytes)} for checkpoints in flight "
+            f"(--histate-inflight-size) and {format_size(least.arena_bytes)} for one page of KV and one checkpoint, give at "
+            f"least {format_size(ranks.total * least.total_bytes)} by --histate-host-size (ranks: {ranks.total})"
         )
     headroom = available_memory() if headroom is None else headroom
     if budget.total_bytes * ranks.here > headroom.size_bytes:
         raise Refusal(
-            f"{flag} takes {format_size(budget.total_bytes * ranks.here)} of host memory on {ranks.here} ranks, checkpoints in "
-            f"flight (--histate-inflight-size) included, but {format_size(headroom.size_bytes)} are {headroom.source}: give "
-            "less by --histate-host-size, the total of all ranks"
+            f"{flag} takes {format_size(budget.total_bytes * ranks.here)} of host memory here (ranks: {ranks.here}), "
+            f"checkpoints in flight (--histate-inflight-size) included, but {format_size(headroom.size_bytes)} are "
+            f"{headroom.source}: give less by --histate-host-size, the total of all ranks"
         )
     return budget
 

@@ -63,6 +63,11 @@ class KvFace(ArenaFace):
                 self._parts[-1].append((rows, offset))
                 offset += rows.row_bytes * page_size
 
+    @property
+    def logical_size(self) -> int:
+        """What KV holds or could have now. SGLang's metrics take what is missing from it as used."""
+        return self.arena.used_pages(self.kind) * self.page_size + self.available_size()
+
     def available_size(self) -> int:
         return self.arena.free_pages * self.page_size
 

@@ -55,6 +55,11 @@ class StateFace(ArenaFace):
             for layer in range(self.layer_num)
         ]
 
+    @property
+    def logical_size(self) -> int:
+        """What states hold or could have now. SGLang's metrics take what is missing from it as used."""
+        return self.held + self.available_size()
+
     def available_size(self) -> int:
         return self.arena.free_pages // self.pages_per_slot
 

@@ -94,7 +94,7 @@ class Node:
         self.kv = 0
         self.kv_children: list[int] | None = None
         # One shared empty tuple for the many nodes without a checkpoint.
-        self.checkpoints: list[Checkpoint] | tuple[()] = ()
+        self.checkpoints: list[Checkpoint] | tuple[Checkpoint, ...] = ()
         self.first: Node | None = None
         self.next: Node | None = None
         self.previous: Node | None = None
@@ -153,6 +153,8 @@ class Node:
         checkpoints = self.checkpoints
         if not checkpoints:
             return None
+        if checkpoints[-1].offset == offset:  # most are asked for at a node's end
+            return checkpoints[-1]
         index = bisect_left(checkpoints, offset, key=_OFFSET)
         if index < len(checkpoints) and checkpoints[index].offset == offset:
             return checkpoints[index]
@@ -174,12 +176,18 @@ def position(checkpoint: Checkpoint) -> int:
     return checkpoint.node.start + checkpoint.offset
 
 
-def checkpoint_before(node: Node, offset: int) -> Checkpoint:
-    """The deepest checkpoint strictly before `offset` tokens into `node`: the root's, at 0, if no other."""
-    if node.checkpoints:
-        index = bisect_left(node.checkpoints, offset, key=_OFFSET)
-        if index:
-            return node.checkpoints[index - 1]
+def previous(checkpoint: Checkpoint) -> Checkpoint:
+    """The deepest checkpoint before this one, which is not gone nor the root's: the root's if no other."""
+    node = checkpoint.node
+    assert node is not None
+    held = node.checkpoints
+    if held[0] is not checkpoint:
+        return held[held.index(checkpoint) - 1]
+    return last_above(node)
+
+
+def last_above(node: Node) -> Checkpoint:
+    """The deepest checkpoint before the first token of a node other than the root: the root's if no other."""
     above = node.parent
     while above is not None:
         if above.checkpoints:

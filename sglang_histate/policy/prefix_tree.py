@@ -25,8 +25,8 @@ from sglang_histate.policy.prefix_nodes import (
     Checkpoint,
     Node,
     Tier,
-    checkpoint_before,
     position,
+    previous,
 )
 from sglang_histate.policy.recompute import (
     COST_SCALE,
@@ -56,6 +56,7 @@ class PrefixTree:
         self._nodes: dict[int, Node] = {root: Node(root, None, 0, 0, 0, 0)}
         self._nodes[root].checkpoints = [Checkpoint(self._nodes[root], 0, 0, 0)]
         self._changed: tuple[list[dict[int, Anchor]], ...] = tuple([] for _ in TIERS)
+        self._all_changed: list[dict[int, Anchor]] = []
 
     # Changes of the tree
 
@@ -230,6 +231,7 @@ class PrefixTree:
             changed[node.sequence] = node
             changed.update((checkpoint.sequence, checkpoint) for checkpoint in node.checkpoints)
         self._changed[tier].append(changed)
+        self._all_changed.append(changed)
         return changed
 
     # For tests, explanations and status
@@ -280,7 +282,7 @@ class PrefixTree:
         checkpoint = within.checkpoint_at(offset)
         if checkpoint is None:
             raise KeyError((node, offset))
-        distance = within.start + offset - position(checkpoint_before(within, offset))
+        distance = within.start + offset - position(previous(checkpoint))
         return price(checkpoint, distance, self.end_share.steps) / COST_SCALE
 
     # Inside
@@ -302,7 +304,7 @@ class PrefixTree:
             node.checkpoints = [checkpoint]
         deeper = open_region(checkpoint)
         self._mark_all(deeper)
-        self._mark_all([checkpoint_before(node, offset)])
+        self._mark_all([previous(checkpoint)])
         if offset == node.tokens:
             self._mark_all([checkpoint, node])  # the KV that ends here hangs on the checkpoint now
         return checkpoint
@@ -312,8 +314,9 @@ class PrefixTree:
         node = checkpoint.node
         assert node is not None and isinstance(node.checkpoints, list)
         close_region(checkpoint)
-        del node.checkpoints[node.index(checkpoint.offset)]
-        if not node.checkpoints:
+        if len(node.checkpoints) > 1:
+            node.checkpoints.remove(checkpoint)
+        else:
             node.checkpoints = ()
         checkpoint.tiers, checkpoint.node = 0, None
         self._mark_all([checkpoint, node] if checkpoint.offset == node.tokens else [checkpoint])
@@ -323,10 +326,9 @@ class PrefixTree:
             changed[anchor.sequence] = anchor
 
     def _mark_all(self, anchors: Sequence[Anchor]) -> None:
-        for watchers in self._changed:
-            for changed in watchers:
-                for anchor in anchors:
-                    changed[anchor.sequence] = anchor
+        for changed in self._all_changed:
+            for anchor in anchors:
+                changed[anchor.sequence] = anchor
 
     def _mark_end(self, node: Node, tier: int) -> None:
         self._mark(node.end_checkpoint() or node, tier)

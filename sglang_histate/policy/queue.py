@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, checkpoint_before
+from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position, previous
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.recompute import COST_SCALE, price
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
@@ -21,10 +21,10 @@ from sglang_histate.policy.units import (
     Kind,
     Pool,
     Unit,
-    bundle_leaf,
     bundle_nodes,
     bundle_tokens,
     bundle_top,
+    has_tail,
 )
 
 Entry = tuple[float, int, Anchor, float]
@@ -72,7 +72,9 @@ class EvictionQueue:
         self._kv_token_bytes = kv_token_bytes
         # Plain integers: an enum's shifts are slow, and this is asked for every price.
         self._tier, self._bit = int(pool.tier), 1 << pool.tier
+        self._state_bit = self._bit if pool.state_bytes else 0
         self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
+        self._score = mode is Eviction.SCORE
         self._refresh = mode is not Eviction.LRU
         self._share = tree.end_share
         self._priced_at = self._share.steps
@@ -80,6 +82,8 @@ class EvictionQueue:
         self._heap: list[Entry] = []
         # The one valid entry of each unit, by sequence; every other entry in the heap is stale.
         self._valid: dict[int, Entry] = {}
+        # Those of them, by sequence, whose last part is out of date: only the score is a bound.
+        self._unsure: dict[int, None] = {}
 
     def __len__(self) -> int:
         """How many units there are, in use or not."""
@@ -90,6 +94,7 @@ class EvictionQueue:
         """Return the lowest unit that `usable` accepts, or None. It stays queued until the tree loses it."""
         self._settle()
         heap, valid = self._heap, self._valid
+        unsure = self._unsure
         refused: list[Entry] = []
         found = None
         while heap:
@@ -99,15 +104,16 @@ class EvictionQueue:
                 heappop(heap)
                 continue
             # Most entries that come first were used since. Their price, if it changed, went up: a bound will do.
-            at_least = anchor.used() + worth if self._refresh else key
-            if at_least > key:
+            sure = self._refresh and sequence not in unsure
+            if sure and (at_least := anchor.used() + worth) > key:
                 valid[sequence] = entry = (at_least, sequence, anchor, worth)
                 heapreplace(heap, entry)
                 continue
             now = self._appraise(anchor)
             assert now is not None, "the tree reports what is gone"
-            if now[0] != key:
-                assert now[0] > key, "the tree reports what gets cheaper"
+            unsure.pop(sequence, None)
+            if now[0] != key or now[1] != worth:
+                assert now[0] >= key, "the tree reports what gets cheaper"
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heapreplace(heap, entry)
                 continue
@@ -133,23 +139,36 @@ class EvictionQueue:
     def _settle(self) -> None:
         """Price what the tree reported, or everything if q took another step."""
         heap, valid = self._heap, self._valid
+        unsure = self._unsure
         for sequence, anchor in self._changed.items():
+            old = valid.get(sequence)
+            if (
+                old is not None
+                and isinstance(anchor, Checkpoint)
+                and anchor.tiers & self._state_bit
+                and (anchor.used() if self._refresh else anchor.accessed) >= old[0]
+            ):
+                # Used so much later that the entry is too low at any price: every turn of a session makes all
+                # its checkpoints a little cheaper, just when all are used.
+                unsure[sequence] = None
+                continue
             now = self._appraise(anchor)
+            unsure.pop(sequence, None)
             if now is None:
                 valid.pop(sequence, None)
                 continue
-            old = valid.get(sequence)
             if old is None or now[0] < old[0] or now[1] < old[3]:
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heappush(heap, entry)
         self._changed.clear()
         if self._priced_at != self._share.steps:
             self._priced_at = self._share.steps
-            if self.mode is Eviction.SCORE:
+            if self._score:
                 for sequence, old in valid.items():
                     now = self._appraise(old[2])
                     assert now is not None
                     valid[sequence] = (now[0], sequence, old[2], now[1])
+                unsure.clear()
                 self._compact()
         elif len(heap) > 2 * len(valid) + SMALL_HEAP:
             self._compact()
@@ -160,34 +179,34 @@ class EvictionQueue:
 
     def _appraise(self, anchor: Anchor) -> Appraisal | None:
         """What the anchor's unit is worth now, None if it has none in this pool or would free nothing."""
-        cost, worth, freed = 0, 0.0, 0
-        if isinstance(anchor, Checkpoint):
-            node, offset = anchor.node, anchor.offset
-            if node is None:
-                return None
-            leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
-            if anchor.tiers & self._bit:
-                freed = self._state_bytes
-        else:
-            leaf = bundle_leaf(anchor, self._tier)
-            node, offset = anchor, anchor.tokens
-        if not freed and (leaf is None or not self._kv_bytes):
+        if not isinstance(anchor, Checkpoint):
+            return self._appraise_tail(anchor)
+        node, offset = anchor.node, anchor.offset
+        if node is None:
             return None
-        before = checkpoint_before(node, offset)
-        assert before.node is not None
-        limit = before.node.start + before.offset
+        leaf = node if offset == node.tokens and node.is_kv_leaf(self._tier) else None
+        freed = self._state_bytes if anchor.tiers & self._bit else 0
+        if not freed and leaf is None:
+            return None  # also the root's, which no tier holds
+        # Without refreshing, a hit further down uses the KV here, but not the state.
+        accessed = anchor.used() if self._refresh else anchor.accessed
+        limit = position(previous(anchor))
         if leaf is not None and self._kv_bytes:
             freed += bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
-        if isinstance(anchor, Checkpoint):
-            # Without refreshing, only KV is used by a hit further down.
-            own = not self._refresh and (leaf is None or not self._kv_bytes)
-            accessed = anchor.accessed if own else anchor.used()
-            cost = price(anchor, node.start + offset - limit, self._priced_at)
-            if self.mode is Eviction.SCORE:
-                worth = value(cost, freed, self._kv_token_bytes, self.tau)
-        else:
-            accessed = anchor.read_to_end
+            accessed = anchor.used()
+        if not freed:
+            return None
+        cost = price(anchor, node.start + offset - limit, self._priced_at)
+        worth = value(cost, freed, self._kv_token_bytes, self.tau) if self._score else 0.0
         return accessed + worth, worth, accessed, freed, cost, leaf, limit
+
+    def _appraise_tail(self, leaf: Node) -> Appraisal | None:
+        """The same for KV after the last checkpoint."""
+        if not self._kv_bytes or not has_tail(leaf, self._tier):
+            return None
+        limit = position(leaf.checkpoints[-1] if leaf.checkpoints else last_above(leaf))
+        freed = bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
+        return float(leaf.read_to_end), 0.0, leaf.read_to_end, freed, 0, leaf, limit
 
     def _unit(self, anchor: Anchor, appraisal: Appraisal) -> Unit:
         score, _, accessed, freed, cost, leaf, limit = appraisal

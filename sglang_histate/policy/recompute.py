@@ -21,7 +21,7 @@ one part in two million of a price.
 
 from __future__ import annotations
 
-from sglang_histate.policy.prefix_nodes import Checkpoint, Node, checkpoint_before
+from sglang_histate.policy.prefix_nodes import Checkpoint, Node, previous
 
 WEIGHT_BITS = 40
 """A weight of 1 is 2**40."""
@@ -128,7 +128,7 @@ def open_region(checkpoint: Checkpoint) -> list[Checkpoint]:
                         stack.append(below.first)
                 below = below.next
     checkpoint.region, checkpoint.ends = region, ends
-    before = checkpoint_before(node, offset)
+    before = previous(checkpoint)
     before.region -= region
     before.ends -= ends
     return deeper
@@ -136,7 +136,6 @@ def open_region(checkpoint: Checkpoint) -> list[Checkpoint]:
 
 def close_region(checkpoint: Checkpoint) -> None:
     """Hand the region of a checkpoint about to go to the one before it."""
-    assert checkpoint.node is not None
-    before = checkpoint_before(checkpoint.node, checkpoint.offset)
+    before = previous(checkpoint)
     before.region += checkpoint.region
     before.ends += checkpoint.ends

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from sglang_histate.policy.prefix_nodes import Anchor, Node, Tier
+from sglang_histate.policy.prefix_nodes import Node, Tier
 
 
 class Kind(StrEnum):
@@ -77,14 +77,9 @@ class Unit(NamedTuple):
     """H, in ticks."""
 
 
-def bundle_leaf(anchor: Anchor, tier: int) -> Node | None:
-    """The KV leaf whose bundle hangs on `anchor`, or None if it has none in this tier."""
-    if isinstance(anchor, Node):
-        return anchor if anchor.is_kv_leaf(tier) and anchor.end_checkpoint() is None else None
-    node = anchor.node
-    if node is not None and anchor.offset == node.tokens and node.is_kv_leaf(tier):
-        return node
-    return None
+def has_tail(node: Node, tier: int) -> bool:
+    """Whether a bundle without a checkpoint hangs on `node`: a KV leaf with no checkpoint at its end."""
+    return node.is_kv_leaf(tier) and node.end_checkpoint() is None
 
 
 def bundle_top(leaf: Node, tier: int, limit: int) -> Node:

@@ -191,6 +191,9 @@ def test_both_faces_offer_what_the_arena_has() -> None:
         free = 20 - kv_pages - states * per_state
         assert engine.host_kv.available_size() == free * PAGE
         assert engine.host_states.available_size() == free // per_state
+        # As SGLang's metrics count.
+        assert engine.host_kv.logical_size - engine.host_kv.available_size() == kv_pages * PAGE
+        assert engine.host_states.logical_size - engine.host_states.available_size() == states
     assert engine.host_kv.size == 20 * PAGE and engine.host_states.size == 5 == engine.slots.total
 
 

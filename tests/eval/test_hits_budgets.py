@@ -21,12 +21,11 @@ STATUS: dict[str, Any] = {
     "checkpoint_bytes": 62976,
     "tiers": {
         "device": {"kv": {"total_bytes": 32768 * 512}, "states": {"total_bytes": 48 * 62976}},
-        "host": {"kv": {"total_bytes": 65600 * 512}, "states": {"total_bytes": 97 * 62976}},
+        "host": {"arena_bytes": 65600 * 512 + 97 * 65536, "inflight": {"total_bytes": 240 * 69632}},
         "ssd": {"checkpoints": {"total": 963, "total_bytes": 963 * 69632}},
     },
-    "inflight": {"records_total": 240},
 }
-LOG = """Allocating kv hierarchical KV host pool: 93504 tokens, 0.05 GB host memory.
+LOG = """Allocating kv hierarchical KV host pool: 93952 tokens, 0.05 GB host memory.
 Allocating 0.01 GB host memory for hierarchical Mamba cache (137 state slots, layout=page_first_direct)."""
 UNITS = Units(512.0, 62976)
 
@@ -45,7 +44,7 @@ def test_histate_holds_pools_and_records_in_flight() -> None:
     held, units = histate_holdings(STATUS)
     assert units == UNITS
     assert held.device == 32768 * 512 + 48 * 62976
-    assert held.host == 65600 * 512 + 97 * 62976 + 240 * 69632
+    assert held.host == 65600 * 512 + 97 * 65536 + 240 * 69632
     assert held.disk == 64 << 20
 
 
@@ -61,7 +60,7 @@ def test_hicache_gets_the_in_flight_bytes_as_pools() -> None:
 
 def test_real_bytes_of_a_stock_server_and_the_difference() -> None:
     held = stock_holdings({"max_total_num_tokens": 32768}, LOG, UNITS, 48, 64 << 20)
-    assert (held.host_kv, held.host_states, held.disk) == (93504 * 512, 137 * 62976, 64 << 20)
+    assert (held.host_kv, held.host_states, held.disk) == (93952 * 512, 137 * 62976, 64 << 20)
     reference, _ = histate_holdings(STATUS)
     assert difference(reference, held) is None
     smaller = stock_holdings({"max_total_num_tokens": 30000}, LOG, UNITS, 48, 64 << 20)

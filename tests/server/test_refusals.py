@@ -62,7 +62,7 @@ def assert_refused(code: object, output: str, *names: str) -> None:
 
 # Refused by the launcher, before anything heavy is imported.
 
-SIZE, INFLIGHT = "--histate-ssd-size", "--histate-inflight-size"
+SIZE, INFLIGHT, HOST = "--histate-ssd-size", "--histate-inflight-size", "--histate-host-size"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,12 @@ SIZE, INFLIGHT = "--histate-ssd-size", "--histate-inflight-size"
         ((SIZE, "512KiB"), SIZE),
         ((SIZE, "100000TiB"), SIZE),
         ((SIZE,), SIZE),
+        ((HOST, "lots"), HOST),
+        ((HOST, "0"), HOST),
+        ((HOST, "16MiB", INFLIGHT, "16MiB"), HOST),
+        ((HOST, "100000TiB"), HOST),
+        ((HOST, "2GiB", "--hicache-size", "1"), "--hicache-size"),
+        ((HOST, "2GiB", "--hicache-ratio=3"), "--hicache-ratio"),
         ((INFLIGHT, "lots"), INFLIGHT),
         ((INFLIGHT, "1KiB"), INFLIGHT),
         (("--histate-interval", "sometimes"), "--histate-interval"),
@@ -210,6 +216,22 @@ def test_pure_attention_through_the_launcher(tmp_path: Path) -> None:
         environ=ENVIRON,
     )
     assert_refused(ended.returncode, ended.stdout + ended.stderr, "--model-path", "Qwen3ForCausalLM")
+
+
+def test_too_little_host_memory_for_this_model(tmp_path: Path) -> None:
+    arguments = ["--demo", "--histate-ssd-dir", str(tmp_path / "ssd"), SIZE, "1MiB", INFLIGHT, "1MiB"]
+    server = Server([*arguments, HOST, "1060KiB"], tmp_path / "small.log", ENVIRON)
+    try:
+        with pytest.raises(ServerFailed):
+            server.wait_ready()
+        assert_refused(
+            server.process.returncode,
+            server.log_file.read_text(),
+            f"{HOST} 1.04MiB is too small: a rank needs",
+            INFLIGHT,
+        )
+    finally:
+        server.stop()
 
 
 def test_second_server_on_the_same_directory(main: Server, servers: Servers, tmp_path: Path) -> None:
