@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy, parse_interval, parse_intervals
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 from sglang_histate.sizes import format_size, parse_size
 
 
@@ -30,7 +31,8 @@ FLAG_HELP: dict[str, str] = {
     ),
     "histate_interval": (
         "Where to capture checkpoints inside a prompt: 'adaptive' weighs recomputation against storage for each "
-        "segment, 'fixed:N' captures every N tokens, 'none' captures only prompt and output ends."
+        "segment, 'fixed:N' captures every N tokens, 'align' captures where a scheduler step ends on a block boundary, "
+        "'none' captures only prompt and output ends."
     ),
     "histate_intervals": (
         "The intervals that 'adaptive' chooses from: comma-separated multiples of 64, optionally with 'none'."
@@ -47,6 +49,15 @@ FLAG_HELP: dict[str, str] = {
     "histate_read_threads": "Threads per rank that read checkpoints from the SSD.",
     "histate_min_gain": (
         "Smallest number of prefill tokens that a checkpoint read must save; a smaller gain is recomputed instead."
+    ),
+    "histate_eviction": (
+        "What goes first when a tier is full: 'score' ranks all units by last access and by what losing them costs, "
+        "'lru' by last access alone, 'lru-refresh' by last access where a hit counts for every earlier checkpoint of its "
+        "prefix."
+    ),
+    "histate_tau": (
+        "Weight of the cost in the eviction score, in requests: a unit whose loss costs as many tokens of recomputation as "
+        "its bytes could hold tokens of KV ranks like one used so many requests later."
     ),
 }
 """Help text by field name of the server arguments."""
@@ -72,6 +83,9 @@ class HiStateConfig:
     read_threads: int = 4
     # One page. The break-even on an H100 is 200 to 400 tokens, but a hit that was promised is worth more than 5 ms.
     min_gain_tokens: int = 64
+    eviction: Eviction = Eviction.SCORE
+    # Requests; the reason for the value is with the constant.
+    tau: float = DEFAULT_TAU
 
 
 FLAG_DEFAULTS: dict[str, Any] = {
@@ -85,6 +99,8 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_inflight_size": "1GiB",
     "histate_read_threads": 4,
     "histate_min_gain": 64,
+    "histate_eviction": "score",
+    "histate_tau": DEFAULT_TAU,
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
 
@@ -171,6 +187,26 @@ def _checked_count(flags: Mapping[str, Any], name: str, minimum: int, maximum: i
     return count
 
 
+def _checked_tau(flags: Mapping[str, Any]) -> float:
+    try:
+        tau = float(flags["histate_tau"])
+    except (TypeError, ValueError):
+        raise ConfigError(f"--histate-tau: {flags['histate_tau']!r} is not a number") from None
+    if not 0 <= tau <= 1e9:
+        raise ConfigError(f"--histate-tau: {tau:g} is outside 0 to 1e9 requests")
+    return tau
+
+
+def _checked_eviction(flags: Mapping[str, Any]) -> Eviction:
+    try:
+        return Eviction(str(flags["histate_eviction"]))
+    except ValueError:
+        allowed = ", ".join(mode.value for mode in Eviction)
+        raise ConfigError(
+            f"--histate-eviction: {flags['histate_eviction']!r} is not one of {allowed}"
+        ) from None
+
+
 def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
     """Build the settings from flags by field name; missing ones take their defaults.
 
@@ -210,6 +246,8 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         inflight_bytes=inflight_bytes,
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
+        eviction=_checked_eviction(flags),
+        tau=_checked_tau(flags),
     )
 
 
@@ -217,6 +255,7 @@ def describe(config: HiStateConfig) -> dict[str, Any]:
     """Return the settings as plain JSON values, for the status endpoint and the start-up line."""
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     values["interval"] = config.interval_text
+    values["eviction"] = config.eviction.value
     values["intervals"] = list(config.interval.supported)
     for name in ("interval_text", "intervals_are_default"):
         values.pop(name)

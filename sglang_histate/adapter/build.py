@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_runtime
 from sglang_histate.adapter.counters import Counters
@@ -19,6 +20,7 @@ from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_by
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
@@ -28,6 +30,7 @@ from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.state_layout import StateLayout
@@ -35,7 +38,7 @@ from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.config import HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
-from sglang_histate.store import CheckpointStore, StoreError
+from sglang_histate.store import CheckpointStore, DropReason, Key, StoreError
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +52,11 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     """
     config = config_of(ctx.server_args)
     params = ctx.params
-    params.component_registry_override = {ComponentType.MAMBA: HiStateMambaComponent}
+    params.component_registry_override = {
+        ComponentType.FULL: HiStateFullComponent,
+        ComponentType.MAMBA: HiStateMambaComponent,
+    }
+    params.tree_core_backend = tree_core.register()
     try:
         layout = _state_layout(params.req_to_token_pool)
         budget = host_budget(params, layout, config, Ranks.of(ctx.server_args))
@@ -87,6 +94,13 @@ def _start_tier(
     record = layout.record_layout()
     counters = Counters()
     parallel = get_parallel()
+    ranking = attach_ranking(
+        cache,
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes), page=page_size),
+        mode=config.eviction,
+        tau=config.tau,
+        one_host_pool=True,
+    )
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
         fingerprint=store_identity(ctx, layout, page_size),
@@ -95,7 +109,11 @@ def _start_tier(
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
+        choose_victim=lambda: _ssd_victim(ranking, store),
+        on_present=lambda key, kind: ranking.stored(key),
+        on_gone=lambda key, kind, reason: ranking.gone(key, reason is DropReason.EVICTED),
     )
+    ranking.forget = lambda key: store.drop(key, DropReason.ORPHANED)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
@@ -108,6 +126,7 @@ def _start_tier(
         planner=CapturePlanner(
             interval=_on_grid(config, grid),
             state_tokens=state_tokens,
+            pressure=ranking.pressure,
             page_size=page_size,
             grid=grid,
             layout=layout,
@@ -135,6 +154,7 @@ def _start_tier(
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
         agreement=RankAgreement(cache),
+        cache=cache,
         counters=counters,
         page_size=page_size,
     )
@@ -167,6 +187,11 @@ def _start_tier(
         format_size(budget.inflight_bytes),
         budget.record_buffers,
     )
+
+
+def _ssd_victim(ranking: Ranking, store: CheckpointStore) -> Key | None:
+    key = ranking.ssd_victim(lambda key: store.replaceable(Key(key)))
+    return None if key is None else Key(key)
 
 
 def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -76,8 +77,23 @@ class HiStateCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        if self.tier is not None and req.finished():
+        if self.tier is None:
+            return
+        self.tier.published(req)
+        if req.finished():
             self.tier.output_ends.take(req)
+
+    def evict_host(self, num_tokens: int, component_type: Any = ComponentType.FULL) -> int:
+        """Free room in the host arena for `num_tokens` tokens (or states); return for how many there is now more room.
+
+        KV and states share the arena, so either kind may have gone.
+        """
+        face = self.host_pool_group.get_pool(
+            PoolName.KV if component_type is ComponentType.FULL else PoolName.MAMBA
+        )
+        before = face.available_size()
+        super().evict_host(num_tokens, component_type)
+        return int(face.available_size() - before)
 
     def reset(self) -> None:
         if self.tier is not None:

@@ -10,14 +10,20 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams, MatchResult
-from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase, ComponentType, EvictLayer
+from sglang.srt.mem_cache.unified_cache.components.base import CacheTransferPhase
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
+from sglang_histate.adapter.ranked_eviction import RankedEviction
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.policy.queue import EvictionQueue
 
 
-class HiStateMambaComponent(MambaComponent):
+class HiStateMambaComponent(RankedEviction, MambaComponent):
     """`MambaComponent` without host backups, and with the branch point handed to the capture plan."""
+
+    def device_queue(self) -> EvictionQueue:
+        assert self.ranking is not None
+        return self.ranking.device_states
 
     def needs_incremental_backup(self, node: Any) -> bool:
         return False
@@ -84,34 +90,9 @@ class HiStateMambaComponent(MambaComponent):
         # shorter prefix than it has read. Length 0 makes the caller insert nothing and free the slot.
         return 0 if length is not None and length % self.tree_core.page_size else length
 
-    def drive_host_eviction(
-        self,
-        num_tokens: int,
-        tracker: dict[ComponentType, int],
-        device_frees: dict[ComponentType, list[torch.Tensor]],
-        host_frees: dict[ComponentType, list[torch.Tensor]],
-        cache_actions: list[Any],
-    ) -> None:
-        """Make room for host states by dropping host states only, least recently used first.
-
-        Stock drops a leaf with its KV. Under HiState a host state is a copy of what the SSD has, its KV is not.
-        """
-        core, kind = self.tree_core, self.component_type
-        lru = core.host_lru_lists[kind]
-        node = lru.get_lru_no_host_lock()
-        while tracker[kind] < num_tokens and node is not None and lru.in_list(node):
-            following = lru.get_prev_no_host_lock(node)
-            core._evict_component_and_detach_lru(
-                node,
-                self,
-                target=EvictLayer.HOST,
-                tracker=tracker,
-                device_frees=device_frees,
-                host_frees=host_frees,
-                cache_actions=cache_actions,
-            )
-            core._update_evictable_leaf_sets(node)
-            node = following
+    def host_pages(self, count: int) -> int:
+        assert self.ranking is not None
+        return self.ranking.host_pages(kv_tokens=0, states=count)
 
     def drop_loaded_host_state(self, node_id: Any) -> None:
         """Free the host copy of a state that is on the device now, unless a waiting request has pinned it.
@@ -124,6 +105,7 @@ class HiStateMambaComponent(MambaComponent):
             return
         slot, data.host_value = data.host_value, None
         self.free_host_slot(slot)
+        self._sync(node)
 
     def free_host_slot(self, slot: torch.Tensor) -> None:
         """Return one host state slot that is not in the tree."""

@@ -7,6 +7,7 @@ what does not fit is dropped and counted, so that nothing later ever waits for m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
@@ -27,6 +28,7 @@ class CapturePlanner:
         *,
         interval: IntervalPolicy,
         state_tokens: float,
+        pressure: Callable[[], float],
         page_size: int,
         grid: int,
         layout: StateLayout,
@@ -34,9 +36,10 @@ class CapturePlanner:
         egress: LayerEgress,
         counters: Counters,
     ) -> None:
-        """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens."""
+        """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `grid` is lcm(64, page size) in tokens."""
         self._interval = interval
         self._state_tokens = state_tokens
+        self._pressure = pressure
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -79,7 +82,11 @@ class CapturePlanner:
         if state.plan_next != start:
             self._plan_request(req, state, start)
         state.plan_next = end
-        chunk = positions_in_chunk(state.plan, start, end)
+        plan = state.plan
+        if self._interval.at_steps and end % self._grid == 0 and end not in plan:
+            plan = tuple(sorted((*plan, end)))
+            state.plan = plan
+        chunk = positions_in_chunk(plan, start, end)
         self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
         tokens = req.full_untruncated_fill_ids
         fresh = []
@@ -94,7 +101,7 @@ class CapturePlanner:
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
         total = len(req.full_untruncated_fill_ids)
-        interval = self._interval.choose(total - start, self._state_tokens)
+        interval = self._interval.choose(total - start, self._state_tokens, self._pressure())
         self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
         positions = set(plan_positions(start, total, interval, self._grid))
         # The last grid position of the prompt is the final checkpoint, whatever the interval. The same prompt sent again

@@ -29,6 +29,7 @@ class RequestState:
     kv_loaded: int = 0  # tokens of KV that had to come from the host
     restored_from_ssd: int = 0  # tokens of the prefix that was resumed through an SSD checkpoint
     accounted: bool = False
+    placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()
     plan_next: int = -1  # where the next chunk has to begin for the plan to stay valid

@@ -16,6 +16,7 @@ from sglang_histate.adapter.counters import Counters, Drop, Miss
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.store import CheckpointStore, PutResult
@@ -35,9 +36,12 @@ class SsdTier:
         output_ends: OutputEnds,
         agreement: RankAgreement,
         counters: Counters,
+        cache: Any,
         page_size: int,
     ) -> None:
         self.store = store
+        self._core = cache.tree_core
+        self.ranking: Ranking = cache.tree_core.ranking
         self.fault_ins = fault_ins
         self.output_ends = output_ends
         self.counters = counters
@@ -55,6 +59,27 @@ class SsdTier:
             self._captures.append(capture)
             self.counters.forwards += 1
         return capture
+
+    def published(self, req: Any) -> None:
+        """The tree has the request's tokens up to `req.last_node`: they are in use now, and its checkpoints have a place."""
+        node, end = self._core.node_by_id(req.last_node), req.kv.cache_protected_len
+        if node.parent is None:
+            return
+        state = state_of(req, self._page_size)
+        self.ranking.used(node)
+        if req.input_embeds is not None or req.positional_embed_overrides is not None:
+            return  # the token ids do not determine the state, so it has no key
+        positions = [p for p in state.plan if state.placed < p <= end]
+        if end > state.placed and end not in positions:
+            positions.append(end)  # an output's end, or where stock left a state
+        start = end - len(node.key)
+        for position in reversed(positions):
+            while position <= start:
+                node = node.parent
+                start -= len(node.key)
+            key = state.keys.at(req.full_untruncated_fill_ids, position)
+            self.ranking.placed(key, node, position - start, self.store.lookup(key) is not None)
+        state.placed = max(state.placed, end)
 
     def tick(self) -> None:
         """Make visible what has finished on all ranks. Never waits."""
@@ -126,6 +151,8 @@ class SsdTier:
         if state.accounted:
             return
         state.accounted = True
+        resumed = self._core.node_by_id(req.last_node) if req.prefix_len else self._core.root_node
+        self.ranking.admitted(resumed)
         if req.prefix_len:
             # Stock counts KV behind a host-side state as host KV even where it never left the device.
             req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)

@@ -34,13 +34,15 @@ class IntervalPolicy:
     """Chooses the interval of each new segment from a fixed set.
 
     `supported` is in tokens: multiples of 64, ascending, no repeats, `NO_INTERVAL` last if present. A set of
-    one is a fixed interval, whatever the segment and the pressure.
+    one is a fixed interval, whatever the segment and the pressure. `at_steps`: no interval at all, instead wherever
+    a scheduler step happens to end on a block boundary (what vLLM's "align" saves).
 
     Raises:
         ValueError: with one sentence that names the offending value.
     """
 
     supported: tuple[int, ...] = DEFAULT_INTERVALS
+    at_steps: bool = False
 
     def __post_init__(self) -> None:
         if not self.supported:
@@ -151,7 +153,7 @@ def continuous_interval(length: int, state_tokens: float, pressure: float = 1.0)
 
 
 def parse_interval(text: str, supported: tuple[int, ...] = DEFAULT_INTERVALS) -> IntervalPolicy:
-    """Return the policy named ``adaptive`` (choose from `supported`), ``none`` or ``fixed:N`` (N tokens).
+    """Return the policy named ``adaptive`` (choose from `supported`), ``align``, ``none`` or ``fixed:N`` (N tokens).
 
     Raises:
         ValueError: with one sentence that names the value and what is allowed.
@@ -161,11 +163,13 @@ def parse_interval(text: str, supported: tuple[int, ...] = DEFAULT_INTERVALS) ->
         return IntervalPolicy(supported)
     if value == "none":
         return IntervalPolicy((NO_INTERVAL,))
+    if value == "align":
+        return IntervalPolicy((NO_INTERVAL,), at_steps=True)
     mode, _, number = value.partition(":")
     interval = _parse_tokens(number)
     if mode != "fixed" or interval is None:
         raise ValueError(
-            f"{text!r} is not an interval: write adaptive, none, or fixed:N "
+            f"{text!r} is not an interval: write adaptive, align, none, or fixed:N "
             f"with N a multiple of {STEP_TOKENS}, such as fixed:1024"
         )
     return IntervalPolicy((interval,))

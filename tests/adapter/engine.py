@@ -21,14 +21,18 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.host_budget import HostBudget, pages_by_ratio
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.kv_face import KvFace, kv_page_bytes
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import LayerViews, StateLayout
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 from sglang_histate.pool import HostArena, Kind
 
 PAGE = 64
@@ -126,9 +130,19 @@ class Engine:
     def nodes(self) -> list[Any]:
         return [node for node in self.cache.tree_core._collect_all_nodes() if node.parent is not None]
 
+    @property
+    def ranking(self) -> Ranking:
+        return self.cache.tree_core.ranking
+
+    def on_ssd(self, node_id: Any) -> None:
+        """Say that the state at the end of a node came from the SSD, as attached ones do."""
+        node = self.cache.tree_core.node_by_id(node_id)
+        self.ranking.placed(b"%d" % next(_numbers), node, len(node.key), True)
+
     def check(self) -> None:
         """Everything is consistent, and every slot is free or in the tree, exactly once."""
         self.cache.sanity_check()
+        self.ranking.check(self.nodes())
         held = [node.component_data[ComponentType.MAMBA] for node in self.nodes()]
         on_device = [int(data.value[0]) for data in held if data.value is not None]
         on_host = [int(data.host_value[0]) for data in held if data.host_value is not None]
@@ -146,6 +160,8 @@ def build(
     *,
     kv_tokens: int = 4096,
     state_slots: int = 16,
+    mode: Eviction = Eviction.SCORE,
+    tau: float = DEFAULT_TAU,
     host_pages: int | None = None,
     temporal: tuple[int, int, int] = (2, 3, 4),
 ) -> Engine:
@@ -194,7 +210,11 @@ def build(
         page_size=PAGE,
         enable_mamba_extra_buffer=True,
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
-        component_registry_override={ComponentType.MAMBA: HiStateMambaComponent},
+        component_registry_override={
+            ComponentType.FULL: HiStateFullComponent,
+            ComponentType.MAMBA: HiStateMambaComponent,
+        },
+        tree_core_backend=tree_core.register(),
     )
     cache = HiStateCache(params)
     states = requests.mamba_pool.mamba_cache
@@ -207,6 +227,13 @@ def build(
     use_arena(HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout)
     cache.init_hicache(get_context().server_args, params)
     component = cache.components[ComponentType.MAMBA]
+    attach_ranking(
+        cache,
+        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=page_bytes // PAGE, page=PAGE),
+        mode=mode,
+        tau=tau,
+        one_host_pool=True,
+    )
     return Engine(
         cache,
         kv,

@@ -50,6 +50,8 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_inflight_size": "64MiB",
         "histate_read_threads": "3",
         "histate_min_gain": "128",
+        "histate_eviction": "lru-refresh",
+        "histate_tau": "12.5",
     }
     argv = [part for name, value in values.items() for part in (flag_name(name), value)]
     parsed = parser.parse_args(["--model-path", "m", *argv])

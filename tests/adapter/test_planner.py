@@ -34,6 +34,7 @@ class Bench:
         self.planner = CapturePlanner(
             interval=parse_interval(interval) if isinstance(interval, str) else interval,
             state_tokens=100.0,
+            pressure=lambda: 1.0,
             page_size=page,
             grid=page,
             layout=LAYOUT,

@@ -74,6 +74,7 @@ class Rank:
             planner=CapturePlanner(
                 interval=parse_interval("fixed:256"),
                 state_tokens=100.0,
+                pressure=lambda: 1.0,
                 page_size=PAGE,
                 grid=PAGE,
                 layout=layout,
@@ -102,6 +103,7 @@ class Rank:
             ),
             agreement=agreement,
             counters=self.counters,
+            cache=cache,
             page_size=PAGE,
         )
         cache.tier = self.tier
@@ -325,6 +327,7 @@ def account(rank, **values):
     state = state_of(req, PAGE)
     for name, value in values.items():
         setattr(state, name, value)
+    req.last_node = rank.engine.cache.tree_core.root_node.id
     rank.tier._account(req)
     return req, state
 

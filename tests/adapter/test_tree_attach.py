@@ -24,9 +24,11 @@ A = tokens((1, 1024))
 def attach(engine, ids, position: int) -> Attach:
     slot = engine.slots.alloc()
     assert slot is not None
-    outcome, _ = attach_host_state(engine.cache, RadixKey(ids[:position]), slot)
+    outcome, node_id = attach_host_state(engine.cache, RadixKey(ids[:position]), slot)
     if outcome is not Attach.ATTACHED:
         engine.slots.free(slot)
+    else:
+        engine.on_ssd(node_id)
     return outcome
 
 

@@ -201,7 +201,9 @@ def test_parse_interval():
     ],
 )
 def test_parse_interval_refuses_and_names_the_value(text):
-    with pytest.raises(ValueError, match="is not an interval: write adaptive, none, or fixed:N") as error:
+    with pytest.raises(
+        ValueError, match="is not an interval: write adaptive, align, none, or fixed:N"
+    ) as error:
         parse_interval(text)
     assert repr(text) in str(error.value)
 

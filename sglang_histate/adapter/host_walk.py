@@ -1,0 +1,99 @@
+"""Evictions on the host: the ranking says what goes, KV and states from one arena alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
+
+from sglang_histate.adapter.ranking import Ranking
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.units import Kind, Unit
+
+
+class HostWalk:
+    """One walk; what it frees is collected for SGLang, which gives it back to the arena after the walk."""
+
+    def __init__(
+        self,
+        core: Any,
+        ranking: Ranking,
+        tracker: Any,
+        device_frees: Any,
+        host_frees: Any,
+        cache_actions: list[Any],
+    ) -> None:
+        self._core = core
+        self._ranking = ranking
+        self._tracker = tracker
+        self._device_frees = device_frees
+        self._host_frees = host_frees
+        self._cache_actions = cache_actions
+
+    def free(self, pages: int) -> None:
+        """Evict until `pages` arena pages are free more than before, or until nothing more can go.
+
+        First the states that only pass through: the SSD has them too, so that losing them costs one read.
+        """
+        states = self._core.host_lru_lists[ComponentType.MAMBA]
+        node = states.get_lru_no_host_lock()
+        while node is not None and states.in_list(node) and self._freed() < pages:
+            following = states.get_prev_no_host_lock(node)
+            if self._ranking.on_ssd(node):
+                self._drop_state(node)
+            node = following
+        while self._freed() < pages:
+            unit = self._ranking.host.victim(self._usable)
+            if unit is None:
+                return
+            self._ranking.evicted(unit, Tier.HOST)
+            if unit.kind is Kind.INTERMEDIATE:
+                assert unit.checkpoint is not None
+                self._drop_state(self._core.node_by_id(unit.checkpoint[0]))
+            else:
+                self._drop_bundle(unit)
+
+    def _freed(self) -> int:
+        return self._ranking.host_pages(
+            kv_tokens=self._tracker[ComponentType.FULL], states=self._tracker[ComponentType.MAMBA]
+        )
+
+    def _drop_state(self, node: Any) -> None:
+        """The state goes, its KV stays."""
+        self._core._evict_component_and_detach_lru(
+            node,
+            self._core.components_by_type[ComponentType.MAMBA],
+            target=EvictLayer.HOST,
+            tracker=self._tracker,
+            device_frees=self._device_frees,
+            host_frees=self._host_frees,
+            cache_actions=self._cache_actions,
+        )
+        self._core._update_evictable_leaf_sets(node)
+
+    def _drop_bundle(self, unit: Unit) -> None:
+        """The KV goes, deepest node first, and the states on it; it ends where something else needs the rest."""
+        if unit.cut is not None:
+            node = self._core.node_by_id(unit.cut[0])
+            _, action = self._core._split_node(node.key, node, unit.cut[1])
+            if action is not None:
+                self._cache_actions.append(action)
+        for node in [self._core.node_by_id(node_id) for node_id in unit.nodes]:
+            if node not in self._core.evictable_host_leaves:
+                return
+            self._core._evict_host_leaf(
+                node,
+                self._tracker,
+                self._device_frees,
+                self._host_frees,
+                cache_actions=self._cache_actions,
+            )
+
+    def _usable(self, unit: Unit) -> bool:
+        if unit.kind is Kind.BUNDLE:
+            return self._core.node_by_id(unit.nodes[0]) in self._core.evictable_host_leaves
+        assert unit.checkpoint is not None
+        node = self._core.node_by_id(unit.checkpoint[0])
+        state = node.component_data[ComponentType.MAMBA]
+        return state.host_value is not None and state.host_lock_ref == 0 and node.load_back_pending_id is None
