@@ -99,6 +99,7 @@ def _start_tier(
         sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes), page=page_size),
         mode=config.eviction,
         tau=config.tau,
+        one_device_pool=is_one_pool(allocator),
         one_host_pool=True,
     )
     store = CheckpointStore.open(

@@ -40,6 +40,7 @@ class Counters:
         self.restored_tokens = 0
         self.internal_hits = 0
         self.output_ends = 0
+        self.recomputed_with_kv = 0
         self.dropped = {reason: 0 for reason in Drop}
         self.missed = {reason: 0 for reason in Miss}
         self.intervals: dict[int, int] = {}
@@ -61,6 +62,7 @@ class Counters:
             "ssd_restored_requests_total": self.restored_requests,
             "ssd_restored_tokens_total": self.restored_tokens,
             "internal_hits_total": self.internal_hits,
+            "recomputed_tokens_with_kv_total": self.recomputed_with_kv,
             "checkpoints_dropped_total": {reason.value: n for reason, n in self.dropped.items()},
             "ssd_misses_total": {reason.value: n for reason, n in self.missed.items()},
             "intervals_chosen_total": {str(interval): n for interval, n in sorted(self.intervals.items())},

@@ -212,6 +212,22 @@ class Ranking:
         oldest_state = next(iter(self._ssd_since.values()), None)
         return self.residence.pressure(self.clock, oldest_kv, oldest_state)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures for the status. Times are requests."""
+        oldest_kv = next(iter(self._since.values()), None)
+        oldest_state = next(iter(self._ssd_since.values()), None)
+        return {
+            "mode": self._mode.value,
+            "tau_requests": self._tau,
+            "clock_requests": self.clock,
+            "kv_residence_requests": self.residence.kv.mean(self.clock, oldest_kv),
+            "state_residence_requests": self.residence.state.mean(self.clock, oldest_state),
+            "pressure": self.pressure(),
+            "end_hit_share": self.tree.end_share.value,
+            "evictions_total": dict(self.evictions),
+            "victims_digest": self.digest,
+        }
+
     def evicted(self, unit: Unit, tier: Tier) -> None:
         """Count an eviction by tier and kind."""
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1

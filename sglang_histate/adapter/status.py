@@ -38,6 +38,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
                 "breaker_open": stats.breaker_open,
             },
         },
+        "eviction": tree_cache.tier.ranking.as_json(),
         "inflight": {
             "records_free": stats.buffers_free,
             "records_total": stats.buffers_total,

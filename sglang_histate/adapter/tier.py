@@ -153,6 +153,10 @@ class SsdTier:
         state.accounted = True
         resumed = self._core.node_by_id(req.last_node) if req.prefix_len else self._core.root_node
         self.ranking.admitted(resumed)
+        reusable = (
+            min(state.kv_covered, len(req.full_untruncated_fill_ids) - 1) // self._page_size * self._page_size
+        )
+        self.counters.recomputed_with_kv += max(0, reusable - req.prefix_len)
         if req.prefix_len:
             # Stock counts KV behind a host-side state as host KV even where it never left the device.
             req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)
