@@ -1,19 +1,20 @@
 """``python -m eval.policy_bench``: what one policy decision takes, from a thousand units to a million.
 
-One host pool of agent sessions: ten turns each below one of a few shared system prompts, every turn with KV, a
-checkpoint inside and one at its end, hence 20 units a session. The latest tenth of the sessions is live. Then, in
-turns, as many as the table says:
+One host pool of agent sessions: ten turns each below one of a few shared system prompts, every turn with KV,
+a checkpoint inside and one at its end, hence 20 units a session. The latest tenth of the sessions is live.
+Then, in turns, as many as the table says:
 
-    touch   a request is matched, nine times out of ten in a live session: its hit is counted, its path refreshed
+    touch   a request is matched, nine times out of ten in a live session: its hit is counted and its path
+            refreshed
     evict   a victim is named, and what it names is removed from the tree
     grow    a live session gets one more turn: node, KV, two checkpoints, touch; the queue prices what changed
     choose  the interval of a new segment is chosen (policy/interval.py)
 
-Times are from before each call to after it, garbage collection included: CPU time of the thread, which is judged,
-and wall-clock time, which also has in it what other programs on the machine took. The CPU means of touch and evict
-are to be at most 20 us at every size, that of choose at most 50 us; the exit status is 1 if one is not. The others
-are for information: grow, a step of q that prices everything anew (microseconds per unit, and how many came), and the memory of a
-unit with its share of nodes, tree and queue.
+Times are from before each call to after it, garbage collection included: CPU time of the thread, which is
+judged, and wall-clock time, which also has in it what other programs on the machine took. The CPU means of
+touch and evict are to be at most 20 us at every size, that of choose at most 50 us; the exit status is 1 if
+one is not. The others are for information: grow, a step of q that prices everything anew (microseconds per
+unit, and how many came), and the memory of a unit with its share of nodes, tree and queue.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Sessions:
             self.start()
 
     def request(self) -> None:
-        """Add a turn to a live session and price what became cheaper, else the next eviction would do that."""
+        """Add a turn to a live session and price what became cheaper: not the next eviction's."""
         self.grow(max(len(self.ends) - 1 - self.draw.randrange(self.live), 0))
         len(self.queue)
 
@@ -130,7 +131,7 @@ class Sessions:
         return node
 
     def place(self) -> tuple[int, int]:
-        """A checkpoint to hit: of a live session nine times out of ten, and its last one every second time."""
+        """A checkpoint to hit: nine of ten in a live session, half of them its last one."""
         while True:
             live = self.live if self.draw.random() < 0.9 else len(self.ends)
             node = self.ends[max(len(self.ends) - 1 - self.draw.randrange(live), 0)]

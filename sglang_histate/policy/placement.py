@@ -5,14 +5,14 @@ worth a byte below, and neither is a checkpoint whose KV is gone.
 
     bundle on device                host, else ssd if it takes KV, else dropped
     bundle on host                  ssd if it takes KV, else dropped
-    intermediate on device          ssd, else host, else dropped: historical checkpoints only pass through host
+    intermediate on device          ssd, else host, else dropped: historical ones only pass through host
     intermediate on host            ssd, else dropped
     superseded final checkpoint     as an intermediate, but it stays if it would be dropped: nothing evicts it
     anything on ssd                 dropped
 
 What lies in a lower tier already is not written again, and a unit that is still above loses only this copy. A
-bundle that is dropped and has no copy is gone, and its checkpoint with it: the caller removes every copy of the
-state, on ssd too.
+bundle that is dropped and has no copy is gone, and its checkpoint with it: the caller removes every copy of
+the state, on ssd too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A mirror of the cached prefixes: what is cached where, who last used it, and what each checkpoint is worth.
 
-The adapter feeds it from SGLang's radix tree, the simulator from its own; neither hands over tokens or tensors,
-only lengths. Leaves of the tree are trajectories (an agent session has one or more). Node ids are the caller's.
+The adapter feeds it from SGLang's radix tree, the simulator from its own; neither hands over tokens or
+tensors, only lengths. Leaves of the tree are trajectories (an agent session has one or more). Node ids are
+the caller's.
 
     tree = PrefixTree()
     tree.add(1, parent=0, tokens=2048)              # a request computed 2048 tokens
@@ -10,9 +11,9 @@ only lengths. Leaves of the tree are trajectories (an agent session has one or m
     tree.observe_hit(1, 2048)                       # when a request is matched, before its tokens are added
     tree.touch(1, 2048, now=17)                     # the same request's restored position, once per request
 
-Times are ticks of a logical clock, one per request and the same on every rank. What is added counts as used at
-the latest tick seen: the request that brought it is running. All changes take O(path), and those that place or
-remove a checkpoint where trajectories branch off take O(region). Nothing is ever rebuilt.
+Times are ticks of a logical clock, one per request and the same on every rank. What is added counts as used
+at the latest tick seen: the request that brought it is running. All changes take O(path), and those that
+place or remove a checkpoint where trajectories branch off take O(region). Nothing is ever rebuilt.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class PrefixTree:
     # Changes of the tree
 
     def add(self, node: int, parent: int, tokens: int) -> None:
-        """Add a leaf of `tokens` > 0 tokens, without KV. It continues its parent's trajectory or starts one."""
+        """Add a leaf of `tokens` > 0 tokens, without KV. It continues a trajectory or starts one."""
         above = self._nodes[parent]
         if node in self._nodes:
             raise ValueError(f"node {node} exists already")
@@ -82,8 +83,8 @@ class PrefixTree:
     def split(self, node: int, upper: int, tokens: int) -> None:
         """Make `upper` the parent of `node`, with the first `tokens` of its tokens.
 
-        Checkpoints at offsets <= tokens move to `upper`, KV is in the same tiers in both. Costs and units stay
-        what they were.
+        Checkpoints at offsets <= tokens move to `upper`, KV is in the same tiers in both. Costs and units
+        stay what they were.
         """
         lower = self._inner(node)
         if upper in self._nodes:

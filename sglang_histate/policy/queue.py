@@ -1,11 +1,11 @@
 """The order in which the units of one pool are evicted.
 
 A heap that is corrected as late as possible. Its entries may be too low, never too high: a unit that became
-more valuable (used again, a neighbour gone) stays where it is until it comes first, and goes back then, with its
-new time at once and with its new price when that is not enough. A unit that became less valuable is reported by
-the tree, and priced before the next victim is named. So a request's touch costs the queue nothing, and a unit is
-moved once per change for the worse and about once per residence, not once per use. Each of these takes
-O(log n), and the walk to the checkpoint before.
+more valuable (used again, a neighbour gone) stays where it is until it comes first, and goes back then, with
+its new time at once and with its new price when that is not enough. A unit that became less valuable is
+reported by the tree, and priced before the next victim is named. So a request's touch costs the queue
+nothing, and a unit is moved once per change for the worse and about once per residence, not once per use.
+Each of these takes O(log n), and the walk to the checkpoint before.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sglang_histate.policy.units import (
 )
 
 Entry = tuple[float, int, Anchor, float]
-"""Score when it was last corrected, sequence of the anchor (decides ties, older first), anchor, and the part of
-the score that is not the last access."""
+"""Score when it was last corrected, sequence of the anchor (decides ties, older first), anchor, and the part
+of the score that is not the last access."""
 
 
 Appraisal = tuple[float, float, int, int, int, Node | None, int]
-"""What a unit is worth now: score, the part of it that is not the last access, tick of the last access, bytes it
-frees, price, KV leaf of a bundle, position of the checkpoint before."""
+"""What a unit is worth now: score, the part of it that is not the last access, tick of the last access, bytes
+it frees, price, KV leaf of a bundle, position of the checkpoint before."""
 
 SMALL_HEAP = 64
 """Entries below which the heap is not worth compacting."""
@@ -103,7 +103,7 @@ class EvictionQueue:
             if valid.get(sequence) is not entry:
                 heappop(heap)
                 continue
-            # Most entries that come first were used since. Their price, if it changed, went up: a bound will do.
+            # Most entries that come first were used since. Their price can only be higher: a bound will do.
             sure = self._refresh and sequence not in unsure
             if sure and (at_least := anchor.used() + worth) > key:
                 valid[sequence] = entry = (at_least, sequence, anchor, worth)

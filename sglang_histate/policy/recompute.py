@@ -8,8 +8,8 @@ Losing checkpoint p sends every hit that p would have served back to the checkpo
 with L_s the tokens of s, the region of p on s from p to the next checkpoint of s or to its end, and q the
 share of hits at a trajectory's last checkpoint. Checkpoints of every tier count, and the root is one at 0.
 
-Every trajectory has weight 1, not 1 / number of trajectories: that factor is the same for all checkpoints, and
-a new session would change every price by it without changing what matters.
+Every trajectory has weight 1, not 1 / number of trajectories: that factor is the same for all checkpoints,
+and a new session would change every price by it without changing what matters.
 
 `Checkpoint.region` and `Checkpoint.ends` hold the two sums without q and distance, kept up to date here. The
 distance is looked up when a price is needed. Both sums are integers: 1 / L_s is rounded once, to a multiple
@@ -68,7 +68,7 @@ def weight(tokens: int) -> int:
 
 
 def price(checkpoint: Checkpoint, distance: int, end_steps: int) -> int:
-    """Return C in tokens * `COST_SCALE` at q = end_steps / 16, `distance` tokens after the checkpoint before."""
+    """Return C in tokens * `COST_SCALE`, `distance` tokens after the checkpoint before; q = end_steps/16."""
     return distance * (
         (END_STEPS - end_steps) * checkpoint.region + ((end_steps * checkpoint.ends) << WEIGHT_BITS)
     )

@@ -1,19 +1,19 @@
 """How long entries stay before they are evicted, and the pressure that follows for the interval.
 
-T_KV is for KV in the cache, T_state for checkpoints on ssd; pressure = T_KV / T_state. Where KV stays long and
-checkpoints do not, storage for checkpoints is short and they are placed wider apart.
+T_KV is for KV in the cache, T_state for checkpoints on ssd; pressure = T_KV / T_state. Where KV stays long
+and checkpoints do not, storage for checkpoints is short and they are placed wider apart.
 
 Each is an exponential moving average over evictions, in ticks of the logical clock, and evictions alone would
 mislead in two situations, where what is still there gives a lower bound:
 
 - Cold start: nothing was evicted yet. The age of the oldest entry is taken; with no entry nothing is known.
-- A pause: nothing was evicted for longer than the average. Everything there at the last eviction has stayed at
-  least since, so the time since then is taken. The oldest entry's age is no measure here: a system prompt that
-  is always in use grows old at any pressure.
+- A pause: nothing was evicted for longer than the average. Everything there at the last eviction has stayed
+  at least since, so the time since then is taken. The oldest entry's age is no measure here: a system prompt
+  that is always in use grows old at any pressure.
 
     residence = Residence()
     residence.kv.evicted(entered=10, now=250)
-    interval = policy.choose(length, state_tokens, residence.pressure(now=300, oldest_kv=3, oldest_state=None))
+    pressure = residence.pressure(now=300, oldest_kv=3, oldest_state=None)
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ EVICTION_WEIGHT = 1 / 32
 """How much one eviction moves an average: it follows a new load within some dozens of evictions."""
 
 MIN_PRESSURE, MAX_PRESSURE = 1 / 16, 16.0
-"""Bounds of `Residence.pressure`. The interval goes with its square root, so this is a factor of 4 either way,
-two steps of the default intervals: an average of few evictions cannot turn capture off or flood the store."""
+"""Bounds of `Residence.pressure`. The interval goes with its square root, so this is a factor of 4 either
+way, two steps of the default intervals: an average of few evictions cannot turn capture off or flood the
+store."""
 
 
 class ResidenceTime:
@@ -51,7 +52,7 @@ class ResidenceTime:
         self._last_eviction = now
 
     def mean(self, now: int, oldest: int | None) -> float | None:
-        """Return the time an entry stays, None if unknown. `oldest`: when the oldest entry came, None without one."""
+        """Return the time an entry stays, None if unknown. `oldest`: when the oldest one there came."""
         if self._last_eviction is not None:
             return max(self._mean, float(now - self._last_eviction))
         return None if oldest is None else float(max(now - oldest, 0))

@@ -1,11 +1,12 @@
 """What can be evicted at once from a pool: an intermediate checkpoint alone, or a bundle.
 
 A *bundle* is the end of a trajectory as far as a tier holds it. It hangs on a KV leaf, a node with KV in the
-tier none of whose children has KV there. It consists of the KV from that leaf upwards that no other child with
-KV in the tier shares, back to the deepest checkpoint (of any tier) before the leaf's end, and of the state at
-the leaf's end if there is a checkpoint and the tier holds it. KV after the last checkpoint is a bundle without
-one: nothing can be restored from it, so losing it costs nothing. Once a bundle is gone, the checkpoint before
-it is the trajectory's last one in the tier, and the KV between it and the one before is the next bundle.
+tier none of whose children has KV there. It consists of the KV from that leaf upwards that no other child
+with KV in the tier shares, back to the deepest checkpoint (of any tier) before the leaf's end, and of the
+state at the leaf's end if there is a checkpoint and the tier holds it. KV after the last checkpoint is a
+bundle without one: nothing can be restored from it, so losing it costs nothing. Once a bundle is gone, the
+checkpoint before it is the trajectory's last one in the tier, and the KV between it and the one before is the
+next bundle.
 
 An *intermediate* is any other checkpoint whose state the tier holds.
 

@@ -1,7 +1,7 @@
 """A second, naive model of the prefix tree and its eviction order, to hold the real one against.
 
-It shares no code with the policy. Everything is stored per token and computed from scratch: a cost is a sum over
-every trajectory and every hit position, an order is a sort of all units.
+It shares no code with the policy. Everything is stored per token and computed from scratch: a cost is a sum
+over every trajectory and every hit position, an order is a sort of all units.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Model:
         mode: str,
         costs: dict[tuple[int, int], tuple[Fraction, Fraction]],
     ) -> list[tuple]:
-        """All units, lowest score first: (score, sequence, kind, checkpoint, has state, nodes, cut, bytes, C, t)."""
+        """All units, lowest score first: (score, birth, kind, checkpoint, state, nodes, cut, bytes, C, t)."""
         units = []
         in_bundle = set()
         for leaf, run in self.runs.items():
