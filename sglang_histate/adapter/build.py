@@ -30,7 +30,7 @@ from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
-from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
+from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.state_layout import StateLayout
@@ -91,12 +91,18 @@ def _start_tier(
     allocator = ctx.params.token_to_kv_pool_allocator
     kv_token_bytes = kv_bytes_per_token(allocator)
     state_tokens = layout.checkpoint_bytes / kv_token_bytes
-    record = layout.record_layout()
+    record = layout.record_layout(budget.page_bytes)
     counters = Counters()
     parallel = get_parallel()
     ranking = attach_ranking(
         cache,
-        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=round(kv_token_bytes), page=page_size),
+        sizes=Sizes(
+            state=record.payload_bytes,
+            kv_token=round(kv_token_bytes),
+            page=page_size,
+            slab=record.slab_bytes,
+            slab_pages=record.pages_per_extent,
+        ),
         mode=config.eviction,
         tau=config.tau,
         one_device_pool=is_one_pool(allocator),
@@ -110,11 +116,11 @@ def _start_tier(
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
-        choose_victim=lambda: _ssd_victim(ranking, store),
-        on_present=lambda key, kind: ranking.stored(key),
-        on_gone=lambda key, kind, reason: ranking.gone(key, reason is DropReason.EVICTED),
+        choose_victim=lambda: ranking.ssd_victim(store.replaceable),
+        on_present=lambda key, kind: ranking.stored(Key(key, kind)),
+        on_gone=lambda key, kind, reason: ranking.gone(Key(key, kind), reason is DropReason.EVICTED),
     )
-    ranking.forget = lambda key: store.drop(key, DropReason.ORPHANED)
+    ranking.forget = lambda name: store.drop(name.hash, DropReason.ORPHANED, kind=name.kind)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
@@ -188,11 +194,6 @@ def _start_tier(
         format_size(budget.inflight_bytes),
         budget.record_buffers,
     )
-
-
-def _ssd_victim(ranking: Ranking, store: CheckpointStore) -> Key | None:
-    key = ranking.ssd_victim(lambda key: store.replaceable(Key(key)))
-    return None if key is None else Key(key)
 
 
 def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:

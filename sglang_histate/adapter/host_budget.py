@@ -88,7 +88,7 @@ def host_budget(
             "which HiState needs: choose others, or serve without HiState by --disable-histate"
         )
     page_bytes = kv_page_bytes(info, params.page_size)
-    record = layout.record_layout()
+    record = layout.record_layout(page_bytes)
     buffers = record_buffers(config, record.slab_bytes)
     state_pages = -(-record.payload_bytes // page_bytes)
     memory = get_memory()

@@ -82,7 +82,10 @@ class HostWalk:
         for node in [self._core.node_by_id(node_id) for node_id in unit.nodes]:
             if node not in self._core.evictable_host_leaves:
                 return
-            self._core._evict_host_leaf(
+            let_go = (
+                self._core.make_dead if self._ranking.ssd.has_kv(node.id) else self._core._evict_host_leaf
+            )
+            let_go(
                 node,
                 self._tracker,
                 self._device_frees,

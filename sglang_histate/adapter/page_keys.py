@@ -42,6 +42,11 @@ class PageKeys:
             self._extend(tokens[known * self.page_size : position])
         return self._hashes[wanted - 1]
 
+    def between(self, tokens: array, start: int, end: int) -> list[bytes]:
+        """Return the keys of the pages from `start` to `end`, each a multiple of the page size, 0 <= start < end."""
+        self.at(tokens, end)
+        return self._hashes[start // self.page_size : end // self.page_size]
+
     def radix_key(self, tokens: array, position: int) -> RadixKey:
         """Return the tree key of ``tokens[:position]``. The tokens stay an `array`: the tree asserts it."""
         return RadixKey(tokens[:position], self.extra_key, cache_salt=self.cache_salt)

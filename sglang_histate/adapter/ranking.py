@@ -12,24 +12,36 @@ from zlib import crc32
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_histate.adapter.ssd_marks import SsdMarks
+from sglang_histate.adapter.ssd_contents import SsdContents
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import Residence
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Kind, Pool, Unit
+from sglang_histate.store import Key
 
 _KV_DEVICE, _KV_HOST, _STATE_DEVICE, _STATE_HOST = 1, 2, 4, 8
+_KV = _KV_DEVICE | _KV_HOST
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one rank. `state`: bytes of one checkpoint, `kv_token`: bytes of the KV of one token, `page`: tokens of a page."""
+    """Of one rank. `state`: bytes of one checkpoint, `kv_token`: bytes of the KV of one token, `page`: tokens of a page.
+
+    On the SSD: `slab` bytes, of which `slab_pages` pages of KV fill one (0: the SSD takes no KV).
+    """
 
     state: int
     kv_token: int
     page: int
+    slab: int
+    slab_pages: int
+
+    @property
+    def slab_kv_token(self) -> int:
+        """Bytes that a token of KV takes on the SSD, rounded up; 0 if it takes none."""
+        return -(-self.slab // (self.slab_pages * self.page)) if self.slab_pages else 0
 
     @property
     def state_pages(self) -> int:
@@ -55,8 +67,8 @@ class Ranking:
         self._tau = tau
         self._one_device_pool = one_device_pool
         self._one_host_pool = one_host_pool
-        # Called with the key of each SSD checkpoint whose KV has left the tree.
-        self.forget: Callable[[bytes], object] = lambda key: None
+        # Called with each record of the SSD whose place has left the tree.
+        self.forget: Callable[[Key], object] = lambda name: None
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
         self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
@@ -68,18 +80,20 @@ class Ranking:
     def reset(self, root: Any) -> None:
         """Start again with an empty tree. The clock goes on."""
         self.tree = PrefixTree(root)
-        self.marks = SsdMarks()
         self._where: dict[Any, int] = {root: 0}
         self._since: dict[Any, int] = {}  # node -> when it came, oldest first but for splits
-        self._ssd_since: dict[bytes, int] = {}
-        self._homeless: dict[bytes, None] = {}  # on the SSD, but no node of the tree has their KV
         state, kv = self._sizes.state, self._sizes.kv_token
         self.device_kv = self._queue(Pool(Tier.DEVICE, state if self._one_device_pool else 0, kv))
         self.device_states = (
             self.device_kv if self._one_device_pool else self._queue(Pool(Tier.DEVICE, state, 0))
         )
         self.host = self._queue(Pool(Tier.HOST, state if self._one_host_pool else 0, kv))
-        self.ssd = self._queue(Pool(Tier.SSD, state, 0))
+        ssd_queue = self._queue(Pool(Tier.SSD, self._sizes.slab, self._sizes.slab_kv_token))
+        self.ssd = SsdContents(
+            self.tree, ssd_queue, self._sizes.page, self.residence.state, self._count_clean
+        )
+        self._clean: dict[Any, int] = {}  # node -> its pages, if losing its host KV costs nothing but a read
+        self.clean_pages = 0
 
     def _queue(self, pool: Pool) -> EvictionQueue:
         return EvictionQueue(self.tree, pool, self._sizes.kv_token, self._tau, self._mode)
@@ -102,7 +116,6 @@ class Ranking:
             if not self._is_in_tree(node):
                 return
             self.tree.add(node.id, node.parent.id, len(node.key))
-            self._since[node.id] = self.clock
             before = 0
         full, state = node.component_data[ComponentType.FULL], node.component_data[ComponentType.MAMBA]
         now = (
@@ -113,14 +126,28 @@ class Ranking:
         )
         self._where[node.id] = now
         changed = now ^ before
-        if not changed or node.parent is None:
+        if node.parent is None:
             return
+        if now & _KV and not before & _KV:
+            self._since[node.id] = self.clock
+        elif before & _KV and not now & _KV:
+            self.residence.kv.evicted(self._since.pop(node.id), self.clock)
         for bit, tier in ((_KV_DEVICE, Tier.DEVICE), (_KV_HOST, Tier.HOST)):
             if changed & bit:
                 self.tree.set_kv(node.id, tier, bool(now & bit))
         for bit, tier in ((_STATE_DEVICE, Tier.DEVICE), (_STATE_HOST, Tier.HOST)):
             if changed & bit:
                 self.tree.set_checkpoint(node.id, len(node.key), tier, bool(now & bit))
+
+        self._count_clean(node.id)
+
+    def _count_clean(self, node: Any) -> None:
+        """Keep count of the host's pages whose KV the SSD has too, and the device has not."""
+        clean = self._where.get(node, 0) & _KV == _KV_HOST and self.ssd.has_kv(node)
+        pages = self.tree.tokens(node) // self._sizes.page if clean else 0
+        self.clean_pages += pages - self._clean.pop(node, 0)
+        if pages:
+            self._clean[node] = pages
 
     def _is_in_tree(self, node: Any) -> bool:
         parent = node.parent
@@ -131,20 +158,23 @@ class Ranking:
     def split(self, child: Any, upper: Any) -> None:
         """`upper` is the new parent of `child` and has the first of its tokens."""
         self.tree.split(child.id, upper.id, len(upper.key))
-        self.marks.split(child.id, upper.id, len(upper.key))
-        kv = _KV_DEVICE | _KV_HOST
-        self._where[upper.id] = self._where[child.id] & kv
-        self._since[upper.id] = self._since[child.id]
+        self.ssd.split(child.id, upper.id, len(upper.key))
+        self._where[upper.id] = self._where[child.id] & _KV
+        if child.id in self._since:
+            self._since[upper.id] = self._since[child.id]
         self.sync(upper)
         self.sync(child)
 
     def removed(self, node: Any) -> None:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
         self._where.pop(node.id)
-        self.residence.kv.evicted(self._since.pop(node.id), self.clock)
+        self.clean_pages -= self._clean.pop(node.id, 0)
+        since = self._since.pop(node.id, None)
+        if since is not None:
+            self.residence.kv.evicted(since, self.clock)
         self.tree.remove(node.id)
-        for _, key in self.marks.removed(node.id):
-            self.forget(key)
+        for name in self.ssd.removed(node.id):
+            self.forget(name)
 
     # What the cache reports.
 
@@ -162,60 +192,40 @@ class Ranking:
 
     def placed(self, key: bytes, node: Any, offset: int, stored: bool) -> None:
         """The SSD checkpoint `key` belongs `offset` tokens into `node`; `stored`: the SSD has it already."""
-        self.marks.place(key, node.id, offset)
-        self._homeless.pop(key, None)
-        if stored:
-            self.tree.set_checkpoint(node.id, offset, Tier.SSD, True)
+        self.ssd.place_checkpoint(key, node.id, offset, stored)
 
     # What the store reports and asks. Only the mirror changes, never the store.
 
-    def stored(self, key: bytes) -> None:
-        """The SSD tier has `key` now."""
-        self._ssd_since[key] = self.clock
-        place = self.marks.find(key)
-        if place is None:
-            self._homeless[key] = None
-        else:
-            self.tree.set_checkpoint(*place, Tier.SSD, True)
+    def stored(self, name: Key) -> None:
+        """The SSD tier has `name` now."""
+        self.ssd.stored(name, self.clock)
 
-    def gone(self, key: bytes, replaced: bool) -> None:
-        """The SSD tier has `key` no more; `replaced`: its slab was needed."""
-        since = self._ssd_since.pop(key, None)
-        if replaced and since is not None:
-            self.residence.state.evicted(since, self.clock)
-        self._homeless.pop(key, None)
-        place = self.marks.find(key)
-        if place is not None:
-            self.tree.set_checkpoint(*place, Tier.SSD, False)
-            self.marks.drop(key)
+    def gone(self, name: Key, replaced: bool) -> None:
+        """The SSD tier has `name` no more; `replaced`: its slab was needed."""
+        self.ssd.gone(name, replaced, self.clock)
 
-    def ssd_victim(self, usable: Callable[[bytes], bool]) -> bytes | None:
-        """Return the key of the SSD checkpoint whose loss costs least: one without KV in the tree, or by rank."""
-        homeless = next((key for key in self._homeless if usable(key)), None)
-        if homeless is not None:
-            return homeless
-        unit = self.ssd.victim(lambda unit: usable(self._key(unit)))
-        if unit is None:
+    def ssd_victim(self, usable: Callable[[Key], bool]) -> Key | None:
+        """Return the record on the SSD whose loss costs least."""
+        found = self.ssd.victim(usable)
+        if found is None:
             return None
-        self.evicted(unit, Tier.SSD)
-        return self._key(unit)
-
-    def _key(self, unit: Unit) -> bytes:
-        assert unit.checkpoint is not None
-        return self.marks.key_at(*unit.checkpoint)
+        name, unit = found
+        if unit is not None:
+            self.evicted(unit, Tier.SSD)
+        return name
 
     # Pressure.
 
     def pressure(self) -> float:
         """Return how long KV stays in the cache over how long checkpoints stay on the SSD."""
         oldest_kv = next(iter(self._since.values()), None)
-        oldest_state = next(iter(self._ssd_since.values()), None)
+        oldest_state = self.ssd.oldest_checkpoint
         return self.residence.pressure(self.clock, oldest_kv, oldest_state)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for the status. Times are requests."""
         oldest_kv = next(iter(self._since.values()), None)
-        oldest_state = next(iter(self._ssd_since.values()), None)
+        oldest_state = self.ssd.oldest_checkpoint
         return {
             "mode": self._mode.value,
             "tau_requests": self._tau,

@@ -74,8 +74,9 @@ class StateLayout:
         """Where a segment's convolution window begins."""
         return _aligned(self.temporal_bytes)
 
-    def record_layout(self) -> RecordLayout:
-        return RecordLayout(segment_bytes=(self.segment_bytes,) * len(self.layer_ids))
+    def record_layout(self, kv_page_bytes: int = 0) -> RecordLayout:
+        """Return the SSD's layout for these checkpoints, and for KV pages of that size (0: for none)."""
+        return RecordLayout((self.segment_bytes,) * len(self.layer_ids), kv_page_bytes)
 
     def views(self, payload: Any) -> list[LayerViews]:
         """Return tensors that share memory with a record's `payload` (uint8, at least the layout's payload bytes)."""

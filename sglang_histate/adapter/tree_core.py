@@ -1,9 +1,15 @@
-"""SGLang's Python tree core that tells the ranking of every node and of every change of where its data is."""
+"""SGLang's Python tree core that tells the ranking of every node and of every change of where its data is.
+
+A node whose KV is on the SSD only stays in the tree as a *dead* node, in SGLang's words: neither device nor host has
+its KV. Matches stop before it, an insert revives it, a fault-in gives it a host copy again. All below it is dead too.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.disaggregation.kv_events import StorageMedium
+from sglang.srt.mem_cache.unified_cache.components.base import ComponentType, EvictLayer
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
     registered_tree_core_backends,
@@ -37,7 +43,57 @@ class HiStateTreeCore(UnifiedTreeCore):
             self.ranking.split(child, upper)
         return upper, action
 
+    def is_dead(self, node: Any) -> bool:
+        """Return whether neither device nor host has the KV of `node`."""
+        full = node.component_data[ComponentType.FULL]
+        return full.value is None and full.host_value is None
+
+    def make_dead(
+        self, node: Any, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: list[Any]
+    ) -> None:
+        """Free what the host has of an evictable host leaf; the node stays, because the SSD has its KV."""
+        assert self._is_host_leaf(node), f"node {node.id} is not a host leaf"
+        self.kv_events.record_remove(node, medium=StorageMedium.CPU)
+        for component in self.components:
+            self._evict_component_and_detach_lru(
+                node,
+                component,
+                target=EvictLayer.HOST,
+                tracker=tracker,
+                device_frees=device_frees,
+                host_frees=host_frees,
+                cache_actions=cache_actions,
+            )
+        self._update_evictable_leaf_sets(node)
+        self._update_evictable_leaf_sets(node.parent)
+
+    def remove_dead(self, node: Any) -> None:
+        """Remove a dead node and all below it, which is dead too."""
+        parent = node.parent
+        self._remove_leaf_from_parent(node)
+        self._update_evictable_leaf_sets(parent)
+
+    def _is_host_leaf(self, node: Any) -> bool:
+        if not node.children:
+            return super()._is_host_leaf(node)
+        if not all(self.is_dead(child) for child in node.children.values()):
+            return False
+        children, node.children = node.children, {}
+        try:
+            return super()._is_host_leaf(node)
+        finally:
+            node.children = children
+
+    def _collect_all_nodes(self) -> list[Any]:
+        # For SGLang's checks of itself, to which a dead node is an error.
+        return [
+            node for node in super()._collect_all_nodes() if node is self.root_node or not self.is_dead(node)
+        ]
+
     def _remove_leaf_from_parent(self, node: Any) -> None:
+        for child in list(node.children.values()):
+            assert self.is_dead(child), f"node {child.id} below {node.id} would be lost"
+            self._remove_leaf_from_parent(child)
         super()._remove_leaf_from_parent(node)
         if self.ranking is not None:
             self.ranking.removed(node)

@@ -229,7 +229,13 @@ def build(
     component = cache.components[ComponentType.MAMBA]
     attach_ranking(
         cache,
-        sizes=Sizes(state=layout.checkpoint_bytes, kv_token=page_bytes // PAGE, page=PAGE),
+        sizes=Sizes(
+            state=layout.record_layout().payload_bytes,
+            kv_token=page_bytes // PAGE,
+            page=PAGE,
+            slab=layout.record_layout(page_bytes).slab_bytes,
+            slab_pages=layout.record_layout(page_bytes).pages_per_extent,
+        ),
         mode=mode,
         tau=tau,
         one_host_pool=True,

@@ -128,12 +128,12 @@ def test_a_bundle_ends_at_the_checkpoint_before_it_even_inside_a_node() -> None:
     engine.evict_kv(PAGE)
     engine.check()
     assert engine.kv.available_size() == free + 512, "only what lies behind the checkpoint"
-    assert engine.ranking.marks.find(b"key") is not None
+    assert engine.ranking.ssd.marks.find(b"key") is not None
 
 
 def test_checkpoints_are_forgotten_with_their_kv() -> None:
     engine = build()
-    forgotten: list[bytes] = []
+    forgotten: list[Any] = []
     engine.ranking.forget = forgotten.append
     visit(engine, tokens((1, 1024)))
     (node,) = engine.nodes()
@@ -142,7 +142,11 @@ def test_checkpoints_are_forgotten_with_their_kv() -> None:
     assert not forgotten, "the host still has the KV"
     engine.cache.evict_host(4096)
     engine.check()
-    assert forgotten == [b"key"] and not engine.nodes() and len(engine.ranking.marks) == 0
+    assert (
+        [name.hash for name in forgotten] == [b"key"]
+        and not engine.nodes()
+        and len(engine.ranking.ssd.marks) == 0
+    )
 
 
 def history(engine: Engine, seed: int, steps: int) -> list[Any]:

@@ -1,0 +1,146 @@
+"""What the SSD has of the radix tree: checkpoints at positions, and the KV of whole nodes, and what goes there next.
+
+The store tells what enters and leaves its index; the tree tells of splits and removals. Only the mirror changes in
+here, never the store: what the store should drop is returned or kept in `orphans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_histate.adapter.kv_extents import KvExtents, Piece
+from sglang_histate.adapter.page_names import PageNames
+from sglang_histate.adapter.ssd_marks import SsdMarks
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.prefix_tree import PrefixTree
+from sglang_histate.policy.queue import EvictionQueue
+from sglang_histate.policy.residence import ResidenceTime
+from sglang_histate.policy.units import Unit
+from sglang_histate.store import Key, RecordKind
+
+
+class SsdContents:
+    """Scheduler thread only. `residence`: how long checkpoints stay before their slab is taken."""
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        queue: EvictionQueue,
+        page_size: int,
+        residence: ResidenceTime,
+        kv_changed: Callable[[Any], None],
+    ) -> None:
+        """`kv_changed(node)` hears when the SSD may have all KV of a node, or no more."""
+        self.marks = SsdMarks()
+        self.extents = KvExtents()
+        self.names = PageNames()
+        self.incomplete: list[Any] = []  # nodes that lost KV on the SSD since somebody looked
+        self._tree = tree
+        self._queue = queue
+        self._page_size = page_size
+        self._residence = residence
+        self._kv_changed = kv_changed
+        self._since: dict[bytes, int] = {}  # checkpoint -> when it came, oldest first
+        self._homeless: dict[Key, None] = {}  # in the store, but no node of the tree has the place
+
+    @property
+    def oldest_checkpoint(self) -> int | None:
+        return next(iter(self._since.values()), None)
+
+    # The tree.
+
+    def split(self, node: Any, upper: Any, tokens: int) -> None:
+        """The first `tokens` tokens of `node` belong to `upper` now. Call it after the mirror's own split."""
+        pages = tokens // self._page_size
+        self.marks.split(node, upper, tokens)
+        self.names.split(node, upper, pages)
+        self.extents.split(node, upper, pages)
+        self._count_kv(node)
+        self._count_kv(upper)
+
+    def removed(self, node: Any) -> list[Key]:
+        """Forget a node; return what the store has no use for any more."""
+        self.names.removed(node)
+        orphans = [Key(key) for _, key in self.marks.removed(node)]
+        return orphans + [Key(key, RecordKind.KV) for key in self.extents.removed(node)]
+
+    def has_kv(self, node: Any) -> bool:
+        """Return whether the SSD has all KV of `node`."""
+        return self._tree.has_kv(node, Tier.SSD)
+
+    # Places.
+
+    def place_checkpoint(self, key: bytes, node: Any, offset: int, stored: bool) -> None:
+        """The checkpoint `key` belongs `offset` tokens into `node`; `stored`: the store has it already."""
+        self.marks.place(key, node, offset)
+        self._homeless.pop(Key(key), None)
+        if stored:
+            self._tree.set_checkpoint(node, offset, Tier.SSD, True)
+
+    def place_extent(self, key: bytes, node: Any, piece: Piece) -> None:
+        """The store has an extent with these pages of `node`."""
+        self._homeless.pop(Key(key, RecordKind.KV), None)
+        self.extents.add(node, piece)
+        self._count_kv(node)
+
+    def _count_kv(self, node: Any) -> None:
+        pages = self._tree.tokens(node) // self._page_size
+        self._tree.set_kv(node, Tier.SSD, self.extents.covered(node, pages))
+        self._kv_changed(node)
+
+    # The store.
+
+    def stored(self, name: Key, now: int) -> None:
+        """`name` has entered the index."""
+        place = None
+        if name.kind is RecordKind.CHECKPOINT:
+            self._since[name.hash] = now
+            place = self.marks.find(name.hash)
+        if place is None:
+            self._homeless[name] = None
+        else:
+            self._tree.set_checkpoint(*place, Tier.SSD, True)
+
+    def gone(self, name: Key, replaced: bool, now: int) -> None:
+        """`name` has left the index; `replaced`: its slab was needed."""
+        self._homeless.pop(name, None)
+        if name.kind is RecordKind.KV:
+            for node in self.extents.gone(name.hash):
+                self._count_kv(node)
+                self.incomplete.append(node)
+            return
+        since = self._since.pop(name.hash, None)
+        if replaced and since is not None:
+            self._residence.evicted(since, now)
+        place = self.marks.find(name.hash)
+        if place is not None:
+            self._tree.set_checkpoint(*place, Tier.SSD, False)
+            self.marks.drop(name.hash)
+
+    def victim(self, usable: Callable[[Key], bool]) -> tuple[Key, Unit | None] | None:
+        """Return what gives up its slab next: something without a place, or a piece of the unit that costs least."""
+        homeless = next((name for name in self._homeless if usable(name)), None)
+        if homeless is not None:
+            return homeless, None
+        unit = self._queue.victim(lambda unit: any(usable(name) for name in self._parts(unit)))
+        if unit is None:
+            return None
+        return next(name for name in self._parts(unit) if usable(name)), unit
+
+    def _parts(self, unit: Unit) -> list[Key]:
+        """Return a unit's records, those of the deepest tokens first. What a node shares with one before stays."""
+        keep = unit.cut[0] if unit.cut is not None else None
+        parts: list[Key] = []
+        for node in unit.nodes:
+            if node == keep:
+                assert unit.cut is not None
+                first_page = unit.cut[1] // self._page_size
+                pieces = [piece for piece in self.extents.pieces(node) if piece.at >= first_page]
+            else:
+                pieces = self.extents.pieces(node)
+            parts += [Key(piece.key, RecordKind.KV) for piece in reversed(pieces)]
+        if unit.checkpoint is not None and unit.has_state:
+            # With its KV gone the state is of no use, so it goes first.
+            parts.insert(0, Key(self.marks.key_at(*unit.checkpoint)))
+        return parts
