@@ -125,8 +125,9 @@ class PrefixTree:
             raise ValueError(f"node {node} has children: only a leaf can be removed")
         while gone.checkpoints:
             self._drop(gone.checkpoints[-1])
-        for tier in TIERS if gone.kv else ():
-            self.set_kv(node, tier, False)
+        for tier in TIERS:
+            if gone.kv >> tier & 1:
+                self.set_kv(node, tier, False)
         above = gone.parent
         assert above is not None
         above.detach(gone)

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position
 from sglang_histate.policy.prefix_tree import PrefixTree
-from sglang_histate.policy.recompute import COST_SCALE, price
+from sglang_histate.policy.recompute import COST_SCALE, END_STEPS, WEIGHT_BITS
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
 from sglang_histate.policy.units import (
     Kind,
@@ -152,16 +152,19 @@ class EvictionQueue:
                 # its checkpoints a little cheaper, just when all are used.
                 unsure[sequence] = None
                 continue
-            now = self._appraise(anchor)
             if unsure:
                 unsure.pop(sequence, None)
+            now = self._appraise(anchor)
             if now is None:
                 if old is not None:
                     del valid[sequence]
                 continue
             if old is None or now[0] < old[0] or now[1] < old[3]:
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
-                heappush(heap, entry)
+                if heap and valid.get(heap[0][1]) is not heap[0]:
+                    heapreplace(heap, entry)  # most often the last victim is first, and gone
+                else:
+                    heappush(heap, entry)
         self._changed.clear()
         if self._priced_at != self._share.steps:
             self._priced_at = self._share.steps
@@ -183,10 +186,11 @@ class EvictionQueue:
         """What the anchor's unit is worth now, None if it has none in this pool or would free nothing."""
         if not isinstance(anchor, Checkpoint):
             return self._appraise_tail(anchor)
-        node, offset = anchor.node, anchor.offset
+        node = anchor.node
         if node is None:
             return None
         # This runs several times per eviction, so it spells out what small functions do elsewhere.
+        offset = anchor.offset
         leaf = None
         if offset == node.tokens and node.kv & self._bit:
             below = node.kv_children
@@ -208,7 +212,10 @@ class EvictionQueue:
             freed += bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
         if not freed:
             return None
-        cost = price(anchor, node.start + offset - limit, self._priced_at)
+        steps = self._priced_at
+        cost = (node.start + offset - limit) * (
+            (END_STEPS - steps) * anchor.region + ((steps * anchor.ends) << WEIGHT_BITS)
+        )
         worth = value(cost, freed, self._kv_token_bytes, self.tau) if self._score else 0.0
         return accessed + worth, worth, accessed, freed, cost, leaf, limit
 

@@ -50,6 +50,8 @@ class HostArena:
         self.total_pages = total_pages
         self.page_bytes = page_bytes
         mapping = mmap.mmap(-1, total_pages * page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # A child process must not copy the page tables of a large arena, nor share pages that a device copies into.
+        mapping.madvise(mmap.MADV_DONTFORK)
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8)
         self._holder = bytearray(total_pages)  # code of the kind, by page
         self._free = list(range(total_pages - 1, -1, -1))  # the next one last

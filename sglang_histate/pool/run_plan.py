@@ -38,18 +38,35 @@ def run_plan(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None
     if rows_from is None or rows_to is None:
         _one_by_one(plan, source, target)
         return
-    (from_rows, from_index), (to_rows, to_index) = rows_from, rows_to
     if source.device == target.device:
+        (from_rows, from_index), (to_rows, to_index) = rows_from, rows_to
         to_rows.index_copy_(0, to_index, from_rows.index_select(0, from_index))
-        return
-    packed = np.arange(len(plan), dtype=np.int64) * size
-    if target.device.type == "cpu":
-        staged = from_rows.index_select(0, from_index)
-        _one_by_one(CopyPlan(packed, plan.targets, plan.sizes), flat_bytes(staged), target)
+    elif target.device.type == "cpu":
+        _gather_then_copy(plan, rows_from, target)
     else:
-        staged = torch.empty((len(plan), size // width), dtype=to_rows.dtype, device=target.device)
-        _one_by_one(CopyPlan(plan.sources, packed, plan.sizes), source, flat_bytes(staged))
-        to_rows.index_copy_(0, to_index, staged)
+        _copy_then_scatter(plan, source, rows_to)
+
+
+_Rows = tuple[torch.Tensor, torch.Tensor]  # evenly spaced rows of words, and the row of each piece
+
+
+def _gather_then_copy(plan: CopyPlan, rows_from: _Rows, target: torch.Tensor) -> None:
+    """Pack the pieces where they are, then copy what is one run in the target."""
+    rows, index = rows_from
+    packed = rows.index_select(0, index)
+    _one_by_one(CopyPlan(_packed(plan), plan.targets, plan.sizes), flat_bytes(packed), target)
+
+
+def _copy_then_scatter(plan: CopyPlan, source: torch.Tensor, rows_to: _Rows) -> None:
+    """Copy what is one run in the source into a packed buffer, then put the pieces in their places."""
+    rows, index = rows_to
+    packed = torch.empty((len(plan), rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    _one_by_one(CopyPlan(plan.sources, _packed(plan), plan.sizes), source, flat_bytes(packed))
+    rows.index_copy_(0, index, packed)
+
+
+def _packed(plan: CopyPlan) -> Offsets:
+    return np.cumsum(plan.sizes) - plan.sizes
 
 
 def _one_by_one(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -57,9 +74,7 @@ def _one_by_one(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> N
         target[to : to + size].copy_(source[start : start + size], non_blocking=True)
 
 
-def _as_rows(
-    flat: torch.Tensor, offsets: Offsets, size: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _as_rows(flat: torch.Tensor, offsets: Offsets, size: int, width: int) -> _Rows | None:
     """View `flat` as evenly spaced rows of `size` bytes in words of `width`, and return the rows' numbers by piece.
 
     Returns None where the pieces are not on one grid without overlap.

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_histate.pool import run_plan as running
 from sglang_histate.pool.plan import CopyPlan
 from sglang_histate.pool.run_plan import LARGE_PIECE_BYTES, flat_bytes, run_plan
 
@@ -53,6 +54,29 @@ def test_large_pieces() -> None:
     target = torch.zeros(4 * size, dtype=torch.uint8)
     run_plan(CopyPlan.blocks(np.array([3, 1, 0, 2]) * size, np.arange(4) * size, size), source, target)
     assert torch.equal(target.view(4, size), source.view(4, size)[[3, 1, 0, 2]])
+
+
+def test_between_two_devices_small_pieces_go_through_a_packed_buffer() -> None:
+    """The two ways that a run between devices takes, here on one."""
+    rows = np.array([5, 2, 3, 7])
+    strided, runs = (
+        rows * 24 + 8,
+        np.array([0, 16, 32, 64]),
+    )  # 16 bytes out of 24; the first three are one run
+    for forth in (True, False):
+        plan = CopyPlan.blocks(strided, runs, 16) if forth else CopyPlan.blocks(runs, strided, 16)
+        source = torch.randint(0, 256, (256,), dtype=torch.uint8)
+        target = torch.randint(0, 256, (256,), dtype=torch.uint8)
+        wanted = expected(plan, source, target)
+        if forth:
+            view = running._as_rows(source, plan.sources, 16, 8)
+            assert view is not None
+            running._gather_then_copy(plan, view, target)
+        else:
+            view = running._as_rows(target, plan.targets, 16, 8)
+            assert view is not None
+            running._copy_then_scatter(plan, source, view)
+        assert torch.equal(target, wanted)
 
 
 @settings(max_examples=150, deadline=None)
