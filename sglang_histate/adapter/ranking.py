@@ -126,7 +126,7 @@ class Ranking:
         )
         self._where[node.id] = now
         changed = now ^ before
-        if node.parent is None:
+        if not changed or node.parent is None:
             return
         if now & _KV and not before & _KV:
             self._since[node.id] = self.clock
@@ -138,8 +138,8 @@ class Ranking:
         for bit, tier in ((_STATE_DEVICE, Tier.DEVICE), (_STATE_HOST, Tier.HOST)):
             if changed & bit:
                 self.tree.set_checkpoint(node.id, len(node.key), tier, bool(now & bit))
-
-        self._count_clean(node.id)
+        if changed & _KV:
+            self._count_clean(node.id)
 
     def _count_clean(self, node: Any) -> None:
         """Keep count of the host's pages whose KV the SSD has too, and the device has not."""
@@ -164,6 +164,8 @@ class Ranking:
             self._since[upper.id] = self._since[child.id]
         self.sync(upper)
         self.sync(child)
+        self._count_clean(upper.id)
+        self._count_clean(child.id)
 
     def removed(self, node: Any) -> None:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
