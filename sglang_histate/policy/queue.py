@@ -43,6 +43,9 @@ SMALL_HEAP = 64
 class EvictionQueue:
     """Names the units of `pool` to evict, lowest score first, ties in the order they came into the tree.
 
+    What the tree reports waits until `victim` or `len` is called: call one of them now and then, also while
+    there is room, or the reports of a long quiet time pile up.
+
     Args:
         tree: the mirror; it reports to the queue from now on, and what is in it already is queued.
         pool: whose units; one queue per pool.
