@@ -43,6 +43,9 @@ SMALL_HEAP = 64
 class EvictionQueue:
     """Names the units of `pool` to evict, lowest score first, ties in the order they came into the tree.
 
+    What the tree reports waits until `victim` or `len` is called: call one of them now and then, also while
+    there is room, or the reports of a long quiet time pile up.
+
     Args:
         tree: the mirror; it reports to the queue from now on, and what is in it already is queued.
         pool: whose units; one queue per pool.
@@ -94,7 +97,7 @@ class EvictionQueue:
         """Return the lowest unit that `usable` accepts, or None. It stays queued until the tree loses it."""
         self._settle()
         heap, valid = self._heap, self._valid
-        unsure = self._unsure
+        unsure, refresh, appraise = self._unsure, self._refresh, self._appraise
         refused: list[Entry] = []
         found = None
         while heap:
@@ -104,16 +107,17 @@ class EvictionQueue:
                 heappop(heap)
                 continue
             # Most entries that come first were used since. Their price can only be higher: a bound will do.
-            sure = self._refresh and sequence not in unsure
+            sure = refresh and sequence not in unsure
             if sure and (at_least := anchor.used() + worth) > key:
                 valid[sequence] = entry = (at_least, sequence, anchor, worth)
                 heapreplace(heap, entry)
                 continue
-            now = self._appraise(anchor)
-            assert now is not None, "the tree reports what is gone"
+            now = appraise(anchor)
+            if now is None:
+                del valid[sequence]
+                continue
             unsure.pop(sequence, None)
             if now[0] != key or now[1] != worth:
-                assert now[0] >= key, "the tree reports what gets cheaper"
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 heapreplace(heap, entry)
                 continue
@@ -142,23 +146,27 @@ class EvictionQueue:
         unsure = self._unsure
         for sequence, anchor in self._changed.items():
             old = valid.get(sequence)
-            if (
-                old is not None
-                and isinstance(anchor, Checkpoint)
-                and anchor.tiers & self._state_bit
-                and (anchor.used() if self._refresh else anchor.accessed) >= old[0]
-            ):
-                # Used so much later that the entry is too low at any price: every turn of a session makes all
-                # its checkpoints a little cheaper, just when all are used.
-                unsure[sequence] = None
-                continue
-            if unsure:
-                unsure.pop(sequence, None)
-            now = self._appraise(anchor)
+            if isinstance(anchor, Checkpoint):
+                if anchor.node is None:
+                    if old is not None:
+                        del valid[sequence]
+                        unsure.pop(sequence, None)
+                    continue
+                used = anchor.used() if self._refresh else anchor.accessed
+                if old is not None and used >= old[0] and anchor.tiers & self._state_bit:
+                    # Used so much later that the entry is too low at any price: every turn of a session makes
+                    # all its checkpoints a little cheaper, just when all are used.
+                    unsure[sequence] = None
+                    continue
+                now = self._appraise(anchor)
+            else:
+                now = self._appraise_tail(anchor)
             if now is None:
                 if old is not None:
                     del valid[sequence]
+                    unsure.pop(sequence, None)
                 continue
+            unsure.pop(sequence, None)
             if old is None or now[0] < old[0] or now[1] < old[3]:
                 valid[sequence] = entry = (now[0], sequence, anchor, now[1])
                 if heap and valid.get(heap[0][1]) is not heap[0]:
@@ -221,7 +229,7 @@ class EvictionQueue:
 
     def _appraise_tail(self, leaf: Node) -> Appraisal | None:
         """The same for KV after the last checkpoint."""
-        if not self._kv_bytes or not has_tail(leaf, self._tier):
+        if not leaf.kv & self._bit or not self._kv_bytes or not has_tail(leaf, self._tier):
             return None
         limit = position(leaf.checkpoints[-1] if leaf.checkpoints else last_above(leaf))
         freed = bundle_tokens(leaf, self._tier, limit) * self._kv_bytes
