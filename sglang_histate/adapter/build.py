@@ -8,6 +8,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
@@ -25,6 +26,7 @@ from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
+from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
@@ -38,7 +40,7 @@ from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.config import HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
-from sglang_histate.store import CheckpointStore, DropReason, Key, StoreError
+from sglang_histate.store import CheckpointStore, StoreError
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -116,17 +118,16 @@ def _start_tier(
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
-        choose_victim=lambda: ranking.ssd_victim(store.replaceable),
-        on_present=lambda key, kind: ranking.stored(Key(key, kind)),
-        on_gone=lambda key, kind, reason: ranking.gone(Key(key, kind), reason is DropReason.EVICTED),
+        **ranking.store_hooks(),
     )
-    ranking.forget = lambda name: store.drop(name.hash, DropReason.ORPHANED, kind=name.kind)
+    ranking.connect(store)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
+    kv_face = cache.host_pool_group.get_pool(PoolName.KV)
     on_cuda = temporal.device.type == "cuda"
     cache.tier = SsdTier(
         store=store,
@@ -145,6 +146,7 @@ def _start_tier(
             cache,
             store,
             HostSlots(component, layout),
+            kv_face=kv_face,
             page_size=page_size,
             min_gain_tokens=config.min_gain_tokens,
             counters=counters,
@@ -160,6 +162,7 @@ def _start_tier(
             counters=counters,
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
+        kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
         agreement=RankAgreement(cache),
         cache=cache,
         counters=counters,

@@ -41,6 +41,10 @@ class Counters:
         self.internal_hits = 0
         self.output_ends = 0
         self.recomputed_with_kv = 0
+        self.kv_spilled_pages = 0
+        self.kv_spills_refused = 0
+        self.kv_restores = 0
+        self.kv_restored_pages = 0
         self.dropped = {reason: 0 for reason in Drop}
         self.missed = {reason: 0 for reason in Miss}
         self.intervals: dict[int, int] = {}
@@ -63,6 +67,10 @@ class Counters:
             "ssd_restored_tokens_total": self.restored_tokens,
             "internal_hits_total": self.internal_hits,
             "recomputed_tokens_with_kv_total": self.recomputed_with_kv,
+            "kv_spilled_pages_total": self.kv_spilled_pages,
+            "kv_spills_refused_total": self.kv_spills_refused,
+            "kv_restores_total": self.kv_restores,
+            "kv_restored_pages_total": self.kv_restored_pages,
             "checkpoints_dropped_total": {reason.value: n for reason, n in self.dropped.items()},
             "ssd_misses_total": {reason.value: n for reason, n in self.missed.items()},
             "intervals_chosen_total": {str(interval): n for interval, n in sorted(self.intervals.items())},

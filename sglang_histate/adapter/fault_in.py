@@ -23,6 +23,7 @@ import torch
 
 from sglang_histate.adapter.counters import Counters, Miss
 from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.kv_restore import KvRestore
 from sglang_histate.adapter.pins import HostPins
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
@@ -42,8 +43,12 @@ class FaultIn:
     number: int  # in the order of their start, which is the order of their commits
     key: bytes
     position: int
-    slot: torch.Tensor
     started_s: float
+    slot: torch.Tensor = field(init=False)
+    restore: KvRestore | None = None  # of the KV before `position`, if the SSD has to bring some of it too
+    anchor: tuple[Any, Any] | None = None  # node before that KV, and the receipt of its host lock
+    state: ReadTicket | None = None
+    state_ok: bool | None = None
     waiters: dict[Any, Any] = field(default_factory=dict)  # request handle -> request
     abandoned: bool = False  # past the deadline: its waiters have gone on
     cancelled: bool = False
@@ -65,6 +70,7 @@ class FaultIns:
         store: CheckpointStore,
         slots: HostSlots,
         *,
+        kv_face: Any,
         page_size: int,
         min_gain_tokens: int,
         counters: Counters,
@@ -72,6 +78,7 @@ class FaultIns:
         self._cache = cache
         self._store = store
         self._slots = slots
+        self._kv_face = kv_face
         self._page_size = page_size
         self._min_gain_tokens = min_gain_tokens
         self._counters = counters
@@ -136,25 +143,67 @@ class FaultIns:
         self._pins.release(handle)
 
     def complete(self, ticket: ReadTicket) -> None:
-        """A read was committed on all ranks: attach its state, or forget it, and let the waiters go."""
+        """A read was committed on all ranks. After a fault-in's last one its waiters go on."""
         fault = self._by_ticket.pop(id(ticket), None)
         if fault is None:
             return  # started before a reset
+        if ticket is fault.state:
+            fault.state_ok = bool(ticket.ok)
+            if ticket.ok:
+                self._store.release(ticket)
+        else:
+            assert fault.restore is not None
+            fault.restore.complete(ticket)
+        self._end_if_done(fault)
+
+    def pump(self) -> None:
+        """Go on reading KV where buffers have become free."""
+        for fault in [fault for fault in self._by_key.values() if fault.restore is not None]:
+            self._pump(fault)
+            self._end_if_done(fault)
+
+    def _pump(self, fault: FaultIn) -> None:
+        assert fault.restore is not None
+        for ticket in fault.restore.pump():
+            self._by_ticket[id(ticket)] = fault
+
+    def _end_if_done(self, fault: FaultIn) -> None:
+        if fault.state_ok is None or not (fault.restore is None or fault.restore.ended):
+            return
         del self._by_key[fault.key]
         for handle in fault.waiters:
             del self._waiting[handle]
         if fault.abandoned:
             self.version += 1  # the disk is back: what was not looked for meanwhile may be read
-        if not ticket.ok:
+        failed = self._end_restore(fault)
+        if failed is not None:
             self._slots.free(fault.slot)
-            self._counters.miss(Miss.READ_FAILED)
+            self._counters.miss(failed)
             self.version += 1  # the entry is gone; the waiters may find an earlier one
             return
-        self._store.release(ticket)
         if not fault.waiters:
             self._slots.free(fault.slot)
             return
         self._attach(fault)
+
+    def _end_restore(self, fault: FaultIn) -> Miss | None:
+        """Give the tree the KV that was read for `fault`, if all went well, and say what went wrong."""
+        restore = fault.restore
+        if fault.anchor is not None:
+            self._cache.dec_host_lock_ref(*fault.anchor)
+        if not fault.state_ok or (restore is not None and restore.failed):
+            if restore is not None:
+                restore.give_up()
+            return Miss.READ_FAILED
+        if restore is None:
+            return None
+        if not restore.attach():
+            return Miss.KV_GONE
+        self._counters.kv_restores += 1
+        self._counters.kv_restored_pages += restore.pages
+        for waiter in fault.waiters.values():
+            state_of(waiter, self._page_size).kv_restored += restore.pages * self._page_size
+        return None
 
     def expired_until(self) -> int:
         """Return the number of the newest read that is past its deadline on this rank, 0 if none is."""
@@ -181,6 +230,8 @@ class FaultIns:
         for fault in self._by_key.values():
             with fault.lock:
                 fault.cancelled = True
+            if fault.restore is not None:
+                fault.restore.cancel()
             self._counters.miss(Miss.CACHE_RESET)
         self._by_key.clear()
         self._by_ticket.clear()
@@ -195,14 +246,14 @@ class FaultIns:
         found = self._find(req, state)
         if found is None:
             return _Look.NOTHING
-        position, key = found
+        position, key, dead = found
         fault = self._by_key.get(key)
         if fault is None:
             if state.fault_ins >= MAX_FAULT_INS_PER_REQUEST:
                 self._counters.miss(Miss.RETRIES)
                 state.attached = None  # do not look again before something new is stored
                 return _Look.NOTHING
-            fault = self._begin(position, key)
+            fault = self._begin(position, key, state, dead)
             if fault is None:
                 return _Look.SHORT
         if state.fault_ins == 0:
@@ -230,36 +281,98 @@ class FaultIns:
         state.looked_at_version = -1
         return True
 
-    def _find(self, req: Any, state: RequestState) -> tuple[int, bytes] | None:
-        """Return the deepest stored checkpoint that the request's resident KV reaches and that saves enough tokens."""
+    def _find(self, req: Any, state: RequestState) -> tuple[int, bytes, list[Any]] | None:
+        """Return the deepest stored checkpoint that KV of any tier reaches and that saves enough tokens.
+
+        With it the dead nodes after the request's resident KV whose KV the SSD has, as far as they match.
+        """
         tokens = req.full_untruncated_fill_ids
-        position = min(state.kv_covered, len(tokens) - 1) // self._page_size * self._page_size
+        dead, reach = self._dead_nodes(req, state)
+        position = min(reach, len(tokens) - 1) // self._page_size * self._page_size
         lowest = max(state.restorable + self._min_gain_tokens, self._page_size)
         while position >= lowest:
             key = state.keys.at(tokens, position)
             if self._store.lookup(key) is not None:
-                return position, key
+                return position, key, dead
             position -= self._page_size
         return None
 
-    def _begin(self, position: int, key: bytes) -> FaultIn | None:
+    def _dead_nodes(self, req: Any, state: RequestState) -> tuple[list[Any], int]:
+        """Return the dead nodes that continue the request's resident KV, and the position that they reach."""
+        core = self._cache.tree_core
+        node = core.root_node if state.last_visited is None else core.node_by_id(state.last_visited)
+        key, reach = None, state.kv_covered
+        dead: list[Any] = []
+        length = len(req.full_untruncated_fill_ids) // self._page_size * self._page_size
+        while node.children and reach < length:
+            if key is None:
+                key = state.keys.radix_key(req.full_untruncated_fill_ids, length)
+            child = node.children.get(key.child_key_at(reach, self._page_size))
+            if child is None or not core.is_dead(child) or not core.ranking.ssd.has_kv(child.id):
+                break
+            matched = child.key.match_at(key, reach, page_size=self._page_size)
+            dead.append(child)
+            reach += matched
+            if matched < len(child.key):
+                break
+            node = child
+        return dead, reach
+
+    def _begin(self, position: int, key: bytes, state: RequestState, dead: list[Any]) -> FaultIn | None:
         entry = self._store.lookup(key)
         assert entry is not None
         if entry.state is EntryState.LIVE and self._store.records.free == 0:
-            return None  # before a slot is taken, which may push another state out
+            return None  # before room is taken, which may push something else out
+        fault = FaultIn(self._started + 1, key, position, time.monotonic())
+        if position > state.kv_covered and not self._begin_restore(fault, state.kv_covered, dead):
+            return None
         slot = self._slots.alloc()
-        if slot is None:
+        ticket = None
+        if slot is not None:
+            fault.slot = slot
+            ticket = self._store.begin_read(key, deliver=lambda record: self._deliver(fault, record))
+        if slot is None or ticket is None or isinstance(ticket, MissReason):
+            if slot is not None:
+                self._slots.free(slot)
+            self._end_restore(fault)
             return None
         self._started += 1
-        fault = FaultIn(self._started, key, position, slot, time.monotonic())
-        ticket = self._store.begin_read(key, deliver=lambda record: self._deliver(fault, record))
-        if isinstance(ticket, MissReason):
-            self._slots.free(slot)
-            return None
+        fault.state = ticket
         self._by_key[key] = fault
         self._by_ticket[id(ticket)] = fault
+        if fault.restore is not None:
+            self._pump(fault)
         self._counters.fault_ins += 1
         return fault
+
+    def _begin_restore(self, fault: FaultIn, first: int, dead: list[Any]) -> bool:
+        """Take room for the KV from `first` up to the checkpoint and lock what it continues. False: no room."""
+        core, anchor, end = self._cache.tree_core, dead[0].parent, first
+        for node in dead:
+            if end + len(node.key) >= fault.position:
+                break
+            end += len(node.key)
+        if end + len(node.key) > fault.position:
+            node, action = core._split_node(node.key, node, fault.position - end)
+            if action is not None:
+                self._cache._apply_cache_actions([action])
+        if anchor.parent is not None:
+            if not anchor.backuped:
+                # Host KV below KV that is only on the device would break an invariant of the tree.
+                self._cache._execute_and_commit_kv_backup(core.build_backup_kv_action(anchor.id))
+                if not anchor.backuped:
+                    return False
+            fault.anchor = anchor.id, self._cache.inc_host_lock_ref(anchor.id).to_dec_params()
+        indices = self._kv_face.alloc(fault.position - first)
+        if indices is None:
+            if fault.anchor is not None:
+                self._cache.dec_host_lock_ref(*fault.anchor)
+                fault.anchor = None
+            return False
+        fault.restore = KvRestore(
+            self._cache, self._store, self._kv_face, node.id, first, fault.position, indices
+        )
+        return True
 
     def _deliver(self, fault: FaultIn, record: Record) -> None:
         """Reader thread: copy verified bytes into the host slot, so that the scheduler thread never does."""

@@ -45,6 +45,7 @@ class HiStateMambaComponent(RankedEviction, MambaComponent):
             return result
         state = state_of(params.req, self.tree_core.page_size)
         state.kv_covered = result.full_kv_hit_length
+        state.last_visited = result.last_visited_node_id
         state.restorable = _depth(result.best_match_node)
         state.branch = result.mamba_branching_seqlen
         # Stock replaces the prompt's final checkpoint by the branch point; the capture plan takes both.

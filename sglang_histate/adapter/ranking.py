@@ -5,7 +5,6 @@ The tree core reports nodes and where their data is, the cache reports accesses;
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -19,7 +18,7 @@ from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import Residence
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Kind, Pool, Unit
-from sglang_histate.store import Key
+from sglang_histate.store import CheckpointStore, DropReason, Key
 
 _KV_DEVICE, _KV_HOST, _STATE_DEVICE, _STATE_HOST = 1, 2, 4, 8
 _KV = _KV_DEVICE | _KV_HOST
@@ -67,8 +66,7 @@ class Ranking:
         self._tau = tau
         self._one_device_pool = one_device_pool
         self._one_host_pool = one_host_pool
-        # Called with each record of the SSD whose place has left the tree.
-        self.forget: Callable[[Key], object] = lambda name: None
+        self._store: CheckpointStore | None = None
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
         self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
@@ -104,8 +102,12 @@ class Ranking:
 
     def on_ssd(self, node: Any) -> bool:
         """Return whether the SSD has the state at the end of `node`."""
-        checkpoints = self.tree.checkpoints(node.id)
-        return bool(checkpoints) and checkpoints[-1][0] == len(node.key) and Tier.SSD in checkpoints[-1][1]
+        return self.has_checkpoint((node.id, len(node.key)), Tier.SSD)
+
+    def has_checkpoint(self, place: tuple[Any, int], tier: Tier) -> bool:
+        """Return whether `tier` has the checkpoint at (node, offset)."""
+        node, offset = place
+        return any(at == offset and tier in tiers for at, tiers in self.tree.checkpoints(node))
 
     # What the tree core reports.
 
@@ -176,7 +178,8 @@ class Ranking:
             self.residence.kv.evicted(since, self.clock)
         self.tree.remove(node.id)
         for name in self.ssd.removed(node.id):
-            self.forget(name)
+            if self._store is not None:
+                self._store.drop(name.hash, DropReason.ORPHANED, kind=name.kind)
 
     # What the cache reports.
 
@@ -198,17 +201,23 @@ class Ranking:
 
     # What the store reports and asks. Only the mirror changes, never the store.
 
-    def stored(self, name: Key) -> None:
-        """The SSD tier has `name` now."""
-        self.ssd.stored(name, self.clock)
+    def store_hooks(self) -> dict[str, Any]:
+        """Return what a store is opened with, so that this ranking hears of it and chooses for it."""
+        return {
+            "choose_victim": self._ssd_victim,
+            "on_present": lambda key, kind: self.ssd.stored(Key(key, kind), self.clock),
+            "on_gone": lambda key, kind, reason: self.ssd.gone(
+                Key(key, kind), reason is DropReason.EVICTED, self.clock
+            ),
+        }
 
-    def gone(self, name: Key, replaced: bool) -> None:
-        """The SSD tier has `name` no more; `replaced`: its slab was needed."""
-        self.ssd.gone(name, replaced, self.clock)
+    def connect(self, store: CheckpointStore) -> None:
+        """`store` was opened with the hooks: it is asked what may go, and told what lost its place in the tree."""
+        self._store = store
 
-    def ssd_victim(self, usable: Callable[[Key], bool]) -> Key | None:
-        """Return the record on the SSD whose loss costs least."""
-        found = self.ssd.victim(usable)
+    def _ssd_victim(self) -> Key | None:
+        assert self._store is not None
+        found = self.ssd.victim(self._store.replaceable)
         if found is None:
             return None
         name, unit = found
@@ -246,9 +255,13 @@ class Ranking:
         victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"
         self.digest = crc32(victim.encode())
 
-    def check(self, nodes: list[Any]) -> None:
-        """Assert that the mirror is the tree. `nodes`: all of the tree's but the root. For tests."""
+    def check(self, root: Any) -> None:
+        """Assert that the mirror is the tree below `root`. For tests."""
+        nodes = list(root.children.values())
+        for node in nodes:
+            nodes.extend(node.children.values())
         assert {node.id for node in nodes} == set(self._where) - {self.tree.root}
+        pages = 0
         for node in nodes:
             assert self.tree.parent(node.id) == node.parent.id and self.tree.tokens(node.id) == len(node.key)
             full, state = node.component_data[ComponentType.FULL], node.component_data[ComponentType.MAMBA]
@@ -257,6 +270,14 @@ class Ranking:
             at_end = dict(self.tree.checkpoints(node.id)).get(len(node.key), ())
             assert (Tier.DEVICE in at_end) == (state.value is not None)
             assert (Tier.HOST in at_end) == (state.host_value is not None)
+            on_ssd = self.ssd.extents.covered(node.id, len(node.key) // self._sizes.page)
+            assert self.tree.has_kv(node.id, Tier.SSD) == on_ssd
+            assert on_ssd or full.value is not None or full.host_value is not None, (
+                f"node {node.id} is nowhere"
+            )
+            if on_ssd and full.host_value is not None and full.value is None:
+                pages += len(node.key) // self._sizes.page
+        assert self.clean_pages == pages
 
 
 def attach_ranking(

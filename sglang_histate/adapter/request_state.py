@@ -16,6 +16,7 @@ class RequestState:
     # Set by every tree match.
     kv_covered: int = 0  # longest prefix whose KV is on device or host
     restorable: int = 0  # deepest state at or before it that is on device or host
+    last_visited: Any = None  # the node that ends at `kv_covered`, None for the root
     branch: int | None = None  # last grid position of the KV match, if it lies beyond every state
     # Set by the fault-in.
     # The version of the store at the last lookup; while it is the same, nothing new can be found.
@@ -25,6 +26,7 @@ class RequestState:
     short_since: int | None = None
     gave_up_on_room: bool = False
     attached: int | None = None  # where a checkpoint from the SSD was attached for this request
+    kv_restored: int = 0  # tokens of KV that were read from the SSD for this request
     # Set at admission.
     kv_loaded: int = 0  # tokens of KV that had to come from the host
     restored_from_ssd: int = 0  # tokens of the prefix that was resumed through an SSD checkpoint

@@ -14,6 +14,7 @@ from typing import Any
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Miss
 from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Ranking
@@ -34,6 +35,7 @@ class SsdTier:
         planner: CapturePlanner,
         fault_ins: FaultIns,
         output_ends: OutputEnds,
+        kv_spill: KvSpill,
         agreement: RankAgreement,
         counters: Counters,
         cache: Any,
@@ -44,6 +46,7 @@ class SsdTier:
         self.ranking: Ranking = cache.tree_core.ranking
         self.fault_ins = fault_ins
         self.output_ends = output_ends
+        self.kv_spill = kv_spill
         self.counters = counters
         self._planner = planner
         self._agreement = agreement
@@ -72,6 +75,7 @@ class SsdTier:
         positions = [p for p in state.plan if state.placed < p <= end]
         if end > state.placed and end not in positions:
             positions.append(end)  # an output's end, or where stock left a state
+        self._name(req, node, end)
         start = end - len(node.key)
         for position in reversed(positions):
             while position <= start:
@@ -81,9 +85,21 @@ class SsdTier:
             self.ranking.placed(key, node, position - start, self.store.lookup(key) is not None)
         state.placed = max(state.placed, end)
 
+    def _name(self, req: Any, node: Any, end: int) -> None:
+        """Tell the ranking the page hashes of the nodes up to `node`, which ends at `end`, that it does not know yet."""
+        names, keys = self.ranking.ssd.names, state_of(req, self._page_size).keys
+        while node.parent is not None and node.id not in names:
+            start = end - len(node.key)
+            names.set(node.id, keys.between(req.full_untruncated_fill_ids, start, end))
+            node, end = node.parent, start
+
     def tick(self) -> None:
         """Make visible what has finished on all ranks. Never waits."""
-        if not (self._captures or self.output_ends or self.store.outstanding):
+        self._bury()
+        self.kv_spill.plan()
+        if not (
+            self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
+        ):
             return
         if len(self.fault_ins):
             # A scheduler that spins while a request waits would keep the reader threads from the GIL.
@@ -95,15 +111,17 @@ class SsdTier:
             self.output_ends.done_count(),
             writes,
             reads,
+            self.kv_spill.done_count(),
             -self.fault_ins.expired_until(),
         ]
-        captures, ends, writes, reads, expired = self._agreement.minimum(mine)
+        captures, ends, writes, reads, spills, expired = self._agreement.minimum(mine)
         for _ in range(captures):
             for row in self._captures.popleft().rows:
                 self._publish(row)
                 self.counters.captured += 1
         for end in self.output_ends.pop(ends):
             self._publish(end)
+        self.kv_spill.finish(spills)
         write_ok, read_ok = self.store.outcomes(writes, reads)
         if write_ok or read_ok:
             flags = self._agreement.minimum([int(ok) for ok in (*write_ok, *read_ok)])
@@ -111,7 +129,18 @@ class SsdTier:
             committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
             for ticket in committed.reads:
                 self.fault_ins.complete(ticket)
+        self.fault_ins.pump()
         self.fault_ins.expire(-expired)
+
+    def _bury(self) -> None:
+        """Take out of the tree what neither device nor host has, nor the SSD any more."""
+        lost = self.ranking.ssd.incomplete
+        while lost:
+            node_id = lost.pop()
+            if node_id in self.ranking.tree and not self.ranking.ssd.has_kv(node_id):
+                node = self._core.node_by_id(node_id)
+                if self._core.is_dead(node):
+                    self._core.remove_dead(node)
 
     def request_planned(self, req: Any) -> None:
         """The request is in a batch: what it resumes from is locked by its load-back."""
@@ -127,10 +156,12 @@ class SsdTier:
                 self.store.release_record(row.record)
         self._captures.clear()
         self.output_ends.reset()
+        self.kv_spill.reset()
         self.fault_ins.reset()
         self.store.clear()
 
     def close(self) -> None:
+        self.kv_spill.close()
         self.store.close()
 
     def _captures_done(self) -> int:
@@ -159,8 +190,10 @@ class SsdTier:
         self.counters.recomputed_with_kv += max(0, reusable - req.prefix_len)
         if req.prefix_len:
             # Stock counts KV behind a host-side state as host KV even where it never left the device.
-            req.cached_tokens_host = min(state.kv_loaded, req.prefix_len)
-            req.cached_tokens_device = req.prefix_len - req.cached_tokens_host
+            loaded = min(state.kv_loaded, req.prefix_len)
+            req.cached_tokens_storage = min(state.kv_restored, loaded)
+            req.cached_tokens_host = loaded - req.cached_tokens_storage
+            req.cached_tokens_device = req.prefix_len - loaded
         if state.attached is not None and req.prefix_len < state.attached:
             self.counters.miss(Miss.NOT_LOADED)
         if state.attached is not None and state.attached == req.prefix_len:

@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
     registered_tree_core_backends,
 )
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import EvictDeviceLeafResult, UnifiedTreeCore
 
 from sglang_histate.adapter.ranking import Ranking
 
@@ -64,8 +64,25 @@ class HiStateTreeCore(UnifiedTreeCore):
                 host_frees=host_frees,
                 cache_actions=cache_actions,
             )
+        self.full_host_duplicates.pop(node.id, None)
         self._update_evictable_leaf_sets(node)
         self._update_evictable_leaf_sets(node.parent)
+
+    def evict_device_leaf(self, node_id: Any, is_write_back: bool) -> Any:
+        node = self.node_by_id(node_id)
+        if self.ranking is None or node.backuped or is_write_back or not self.ranking.ssd.has_kv(node_id):
+            return super().evict_device_leaf(node_id, is_write_back)
+        # No host copy, but the SSD has the KV: the node stays.
+        result = EvictDeviceLeafResult()
+        full = self.components_by_type[ComponentType.FULL]
+        frees = (result.device_frees, result.host_frees, result.cache_actions)
+        self._evict_component_and_detach_lru(
+            node, full, *frees, target=EvictLayer.DEVICE, tracker=result.tracker
+        )
+        self._cascade_evict(node, full, result.tracker, *frees)
+        self.kv_events.record_remove(node, medium=StorageMedium.GPU)
+        self._update_evictable_leaf_sets(node.parent)
+        return result
 
     def remove_dead(self, node: Any) -> None:
         """Remove a dead node and all below it, which is dead too."""
@@ -95,6 +112,9 @@ class HiStateTreeCore(UnifiedTreeCore):
             assert self.is_dead(child), f"node {child.id} below {node.id} would be lost"
             self._remove_leaf_from_parent(child)
         super()._remove_leaf_from_parent(node)
+        if node.parent.children:
+            # SGLang looks at a parent only when its last child goes; here the others may all be dead.
+            self._update_evictable_leaf_sets(node.parent)
         if self.ranking is not None:
             self.ranking.removed(node)
 

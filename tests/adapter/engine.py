@@ -142,7 +142,7 @@ class Engine:
     def check(self) -> None:
         """Everything is consistent, and every slot is free or in the tree, exactly once."""
         self.cache.sanity_check()
-        self.ranking.check(self.nodes())
+        self.ranking.check(self.cache.tree_core.root_node)
         held = [node.component_data[ComponentType.MAMBA] for node in self.nodes()]
         on_device = [int(data.value[0]) for data in held if data.value is not None]
         on_host = [int(data.host_value[0]) for data in held if data.host_value is not None]

@@ -6,16 +6,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.store import CheckpointStore, PutResult
 from tests.store.fakes import FakeDisk
 
 
 def open_store(
-    layout: StateLayout, *, disk: Any = None, slabs: int = 64, buffers: int = 16, threads: int = 2
+    layout: StateLayout,
+    *,
+    disk: Any = None,
+    slabs: int = 64,
+    buffers: int = 16,
+    threads: int = 2,
+    kv_page_bytes: int = 0,
+    ranking: Ranking | None = None,
 ) -> CheckpointStore:
-    record = layout.record_layout()
-    return CheckpointStore.open(
+    record = layout.record_layout(kv_page_bytes)
+    store = CheckpointStore.open(
         root=Path("unused"),
         fingerprint={"model": "test"},
         rank_name="tp0of1-pp0of1",
@@ -24,7 +32,11 @@ def open_store(
         record_buffers=buffers,
         reader_threads=threads,
         disk=FakeDisk() if disk is None else disk,
+        **({} if ranking is None else ranking.store_hooks()),
     )
+    if ranking is not None:
+        ranking.connect(store)
+    return store
 
 
 def fake_disk(store: CheckpointStore) -> FakeDisk:

@@ -13,6 +13,7 @@ from sglang_histate.policy.score import Eviction
 
 from .conftest import GPU
 from .engine import PAGE, Engine, build, request, tokens
+from .stores import open_store, put
 
 pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
 MAMBA = ComponentType.MAMBA
@@ -133,20 +134,17 @@ def test_a_bundle_ends_at_the_checkpoint_before_it_even_inside_a_node() -> None:
 
 def test_checkpoints_are_forgotten_with_their_kv() -> None:
     engine = build()
-    forgotten: list[Any] = []
-    engine.ranking.forget = forgotten.append
+    store = open_store(engine.layout, ranking=engine.ranking)
+    put(store, engine.layout, b"k" * 32, 512, 1.0)
     visit(engine, tokens((1, 1024)))
     (node,) = engine.nodes()
-    engine.ranking.placed(b"key", node, 512, True)
+    engine.ranking.placed(b"k" * 32, node, 512, True)
     engine.evict_kv(4096)
-    assert not forgotten, "the host still has the KV"
+    assert store.lookup(b"k" * 32) is not None, "the host still has the KV"
     engine.cache.evict_host(4096)
     engine.check()
-    assert (
-        [name.hash for name in forgotten] == [b"key"]
-        and not engine.nodes()
-        and len(engine.ranking.ssd.marks) == 0
-    )
+    assert store.lookup(b"k" * 32) is None and not engine.nodes() and len(engine.ranking.ssd.marks) == 0
+    store.close()
 
 
 def history(engine: Engine, seed: int, steps: int) -> list[Any]:

@@ -44,6 +44,7 @@ class Bench:
             self.engine.cache,
             self.store,
             self.engine.slots,
+            kv_face=self.engine.host_kv,
             page_size=PAGE,
             min_gain_tokens=min_gain,
             counters=self.counters,

@@ -15,6 +15,7 @@ from sglang_histate.adapter.capture import ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.planner import CapturePlanner
@@ -61,10 +62,19 @@ class Alone:
 class Rank:
     """Tree, store and tier of one rank."""
 
-    def __init__(self, agreement, disk=None, *, number: int = 0, buffers: int = 12, slabs: int = 24) -> None:
+    def __init__(
+        self, agreement, disk=None, *, number: int = 0, buffers: int = 12, slabs: int = 24, **engine
+    ) -> None:
         self.number = number
-        self.engine = build()
-        self.store = open_store(self.engine.layout, disk=disk, buffers=buffers, slabs=slabs)
+        self.engine = build(**engine)
+        self.store = open_store(
+            self.engine.layout,
+            disk=disk,
+            buffers=buffers,
+            slabs=slabs,
+            kv_page_bytes=self.engine.arena.page_bytes,
+            ranking=self.engine.ranking,
+        )
         self.counters = Counters()
         cache, layout = self.engine.cache, self.engine.layout
         states = cache.req_to_token_pool.mamba_pool.mamba_cache
@@ -86,6 +96,7 @@ class Rank:
                 cache,
                 self.store,
                 self.engine.slots,
+                kv_face=self.engine.host_kv,
                 page_size=PAGE,
                 min_gain_tokens=PAGE,
                 counters=self.counters,
@@ -101,6 +112,7 @@ class Rank:
                 counters=self.counters,
                 forward_stream=None,
             ),
+            kv_spill=KvSpill(cache, self.engine.ranking, self.store, self.engine.host_kv, self.counters),
             agreement=agreement,
             counters=self.counters,
             cache=cache,
@@ -130,7 +142,9 @@ class Rank:
         return capture
 
     def idle(self) -> bool:
-        return not (self.tier._captures or self.tier.output_ends or self.store.outstanding)
+        return not (
+            self.tier._captures or self.tier.output_ends or self.tier.kv_spill or self.store.outstanding
+        )
 
     def drain(self) -> None:
         while not self.idle():

@@ -1,0 +1,187 @@
+"""KV to the SSD ahead of need: cold host KV is copied there before its room is wanted.
+
+Where few pages of the host arena are free or *clean* (the SSD has them too), the ranking's next bundles are copied: the
+node is locked, a thread copies its pages to records, the store writes them. Eviction then finds clean nodes and never
+waits. KV that no checkpoint on the SSD could restore is not worth a slab.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_histate.adapter.counters import Counters
+from sglang_histate.adapter.kv_extents import Piece
+from sglang_histate.adapter.node_runs import parts_of_run
+from sglang_histate.adapter.ranking import Ranking
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.units import Kind, Unit
+from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, RecordKind
+
+LOW_SHARE, HIGH_SHARE = 1 / 8, 1 / 4
+"""Shares of the host arena: below the first, free and clean pages together are brought up to the second."""
+
+
+@dataclass(eq=False)
+class Spill:
+    """One extent on its way: `pages` pages of the path from page `first` on, the last of them in `node_id`."""
+
+    node_id: Any
+    first: int
+    pages: int
+    key: bytes
+    parent: bytes
+    record: Record
+    lock: Any
+    copied: Future[None]
+
+
+class KvSpill:
+    """Scheduler thread only, but for `_copy`. Every rank plans alike and finishes the same number in each step."""
+
+    def __init__(
+        self, cache: Any, ranking: Ranking, store: CheckpointStore, face: Any, counters: Counters
+    ) -> None:
+        """`face`: the KV face of the host arena."""
+        self._cache = cache
+        self._core = cache.tree_core
+        self._ranking = ranking
+        self._store = store
+        self._arena = face.arena
+        self._page_size = face.page_size
+        self._counters = counters
+        self._pending: deque[Spill] = deque()
+        self._refilling = False
+        self._fruitless: tuple[int, int, int] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def plan(self) -> None:
+        """Start copies if the reserve is low. Never waits."""
+        total = self._arena.total_pages
+        reserve = self._arena.free_pages + self._ranking.clean_pages
+        if reserve >= total * HIGH_SHARE:
+            self._refilling = False
+        elif reserve < total * LOW_SHARE:
+            self._refilling = True
+        # One bundle at a time: what it takes is known only when it is written.
+        if not self._refilling or self._pending or self._fruitless == self._situation():
+            return
+        unit = self._ranking.host.victim(self._worth_it)
+        if unit is None:
+            self._fruitless = self._situation()
+        else:
+            self._start(unit)
+
+    def _situation(self) -> tuple[int, int, int]:
+        """Return what has to change before a fruitless search is worth another one."""
+        return self._ranking.clock, self._arena.free_pages, self._ranking.clean_pages
+
+    def done_count(self) -> int:
+        """Return how many copies have been made, oldest first and without a gap."""
+        count = 0
+        for spill in self._pending:
+            if not spill.copied.done():
+                break
+            count += 1
+        return count
+
+    def finish(self, count: int) -> None:
+        """Hand the `count` oldest copies to the store and unlock their nodes."""
+        for spill in [self._pending.popleft() for _ in range(count)]:
+            spill.copied.result()
+            self._put(spill)
+            self._cache.dec_host_lock_ref(spill.node_id, spill.lock)
+
+    def reset(self) -> None:
+        """The tree is being emptied, its locks with it."""
+        for spill in self._pending:
+            spill.copied.result()
+            self._store.release_record(spill.record)
+        self._pending.clear()
+        self._refilling = False
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _worth_it(self, unit: Unit) -> bool:
+        if unit.kind is not Kind.BUNDLE or unit.checkpoint is None:
+            return False
+        ssd, core = self._ranking.ssd, self._core
+        if core.node_by_id(unit.nodes[0]) not in core.evictable_host_leaves:
+            return False
+        return (
+            all(node in ssd.names for node in unit.nodes)
+            and not all(ssd.has_kv(node) for node in unit.nodes)
+            and self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD)
+        )
+
+    def _start(self, unit: Unit) -> None:
+        """Copy what the SSD does not have of the bundle, from its beginning, as far as there are records."""
+        ssd, tree = self._ranking.ssd, self._ranking.tree
+        most = self._store.layout.pages_per_extent
+        for node in reversed(unit.nodes):
+            pages, before = tree.tokens(node) // self._page_size, tree.start(node) // self._page_size
+            names = ssd.names.of(node)
+            for first, count in ssd.extents.missing(node, pages):
+                for at in range(first, first + count, most):
+                    if not self._store.records.free_for_writes:
+                        return
+                    self._copy_extent(node, before, at, min(most, first + count - at), names)
+
+    def _copy_extent(self, node_id: Any, before: int, at: int, count: int, names: list[bytes]) -> None:
+        record = self._store.acquire_record()
+        if record is None:
+            return
+        node = self._core.node_by_id(node_id)
+        value = node.component_data[ComponentType.FULL].host_value
+        start = at * self._page_size
+        tokens = value[start : start + count * self._page_size : self._page_size]
+        pages = [int(token) // self._page_size for token in tokens]
+        lock = self._cache.inc_host_lock_ref(node_id).to_dec_params()
+        copied = self._thread.submit(self._copy, record, pages)
+        parent = names[at - 1] if at else self._name_before(node)
+        self._pending.append(
+            Spill(node_id, before + at, count, names[at + count - 1], parent, record, lock, copied)
+        )
+
+    def _name_before(self, node: Any) -> bytes:
+        above = node.parent
+        if above.parent is None or above.id not in self._ranking.ssd.names:
+            return NO_PARENT
+        return self._ranking.ssd.names.of(above.id)[-1]
+
+    def _copy(self, record: Record, pages: list[int]) -> None:
+        """Spill thread: the pages are locked, the record is nobody else's."""
+        size = self._arena.page_bytes
+        for target, page in enumerate(pages):
+            record.kv_pages[target][:] = self._arena.memory[page * size : (page + 1) * size]
+
+    def _put(self, spill: Spill) -> None:
+        at_token = (spill.first + spill.pages) * self._page_size
+        result = self._store.put_extent(
+            spill.key, at_token, spill.record, parent=spill.parent, n_pages=spill.pages
+        )
+        first, pages, hidden = spill.first, spill.pages, 0
+        if result is PutResult.ALREADY_STORED:
+            # From another time; it ends with the same page, but may begin elsewhere.
+            entry = self._store.lookup(spill.key, RecordKind.KV)
+            assert entry is not None
+            pages = min(pages, entry.n_pages)
+            first, hidden = spill.first + spill.pages - pages, entry.n_pages - pages
+        elif result is not PutResult.STORED:
+            self._counters.kv_spills_refused += 1
+            self._fruitless = self._situation()
+            return
+        self._counters.kv_spilled_pages += spill.pages
+        node = self._core.node_by_id(spill.node_id)
+        end = (self._ranking.tree.start(node.id) + len(node.key)) // self._page_size
+        for part in parts_of_run(node, end, first, pages, self._page_size):
+            piece = Piece(spill.key, hidden + part.skip, part.at, part.pages)
+            self._ranking.ssd.place_extent(spill.key, part.node.id, piece)

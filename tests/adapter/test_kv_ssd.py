@@ -1,0 +1,295 @@
+"""KV on the SSD: spilled ahead of need, its nodes dead but remembered, brought back with the checkpoint that needs it."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+
+import pytest
+import torch
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_histate.adapter.counters import Miss
+from sglang_histate.adapter.page_keys import PageKeys
+from sglang_histate.adapter.request_state import state_of
+from sglang_histate.store import RecordKind
+from tests.store.fakes import FakeDisk
+
+from .conftest import GPU
+from .engine import PAGE, request, tokens
+from .stores import put, wait_threads
+from .test_tier import Alone, Rank
+
+pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
+
+
+class Bench(Rank):
+    """A rank whose host arena is small. Each KV token and each state carries numbers by which it is known again."""
+
+    def __init__(self, **changes) -> None:
+        super().__init__(
+            Alone(),
+            **(dict(slabs=400, buffers=24, kv_tokens=2048, host_pages=48, temporal=(8, 16, 12)) | changes),
+        )
+        self.core, self.ranking = self.engine.cache.tree_core, self.engine.ranking
+        self.kv = self.engine.kv.get_kvcache().full_kv_pool
+
+    def visit(self, ids: array) -> None:
+        """A finished request over `ids`, whose checkpoint is on the SSD too."""
+        engine = self.engine
+        self.ranking.admitted(self.core.node_by_id(self.match(ids).best_match_node))
+        while True:
+            try:
+                engine.insert(ids)
+                break
+            except MemoryError:
+                engine.evict_kv(len(ids))
+                engine.evict_states(4)
+                engine.settle()
+        node = self.core.node_by_id(self.match(ids).best_match_node)
+        self.write(ids)
+        engine.settle()
+        req = request(ids + tokens((9, 1)))
+        req.last_node, req.kv.cache_protected_len = node.id, len(ids)
+        key = state_of(req, PAGE).keys.at(ids, len(ids))
+        if self.store.lookup(key) is None:
+            put(self.store, engine.layout, key, len(ids), float(sum(ids) % 1000))
+        self.tier.published(req)
+        self.drain()
+
+    def write(self, ids: array) -> None:
+        """Fill the device KV of `ids` with their token ids."""
+        path, node = [], self.core.node_by_id(self.match(ids).last_device_node)
+        while node.parent is not None:
+            path.append(node.component_data[ComponentType.FULL].value)
+            node = node.parent
+        slots = torch.cat(path[::-1])
+        values = torch.tensor(ids[: len(slots)], dtype=torch.float32)[:, None, None]
+        self.kv.k_buffer[0][slots] = values.expand(-1, *self.kv.k_buffer[0].shape[1:])
+        self.kv.v_buffer[0][slots] = -values.expand(-1, *self.kv.v_buffer[0].shape[1:])
+
+    def match(self, ids: array):
+        return self.engine.match(request(ids + tokens((9, 1))))
+
+    def off_device(self) -> None:
+        self.engine.evict_kv(1 << 20)
+        self.engine.settle()
+
+    def settle(self) -> None:
+        """Let the spill do all it wants to do."""
+        for _ in range(200):
+            self.tier.tick()
+            self.drain()
+
+    def ask(self, ids: array) -> int:
+        """A new request over `ids`: waits until it may be admitted; returns the tokens it resumes from."""
+        req = request(ids + tokens((9, 1)))
+        for _ in range(100):
+            if self.engine.cache.request_ready(req):
+                break
+            wait_threads(self.store)
+            self.tier.tick()
+        else:
+            raise AssertionError("the request waits for ever")
+        match = self.engine.match(req)
+        depth, node = 0, self.core.node_by_id(match.best_match_node)
+        last = node
+        while node.parent is not None:
+            depth, node = depth + len(node.key), node.parent
+        self.check_kv(last, ids[:depth])
+        self.tier.fault_ins.admitted(req.cache_request_handle)
+        self.drain()
+        return depth
+
+    def check_kv(self, node, ids: array) -> None:
+        """The host (or device) KV from the root to `node` is that of `ids`, bit for bit."""
+        end, arena = len(ids), self.engine.arena
+        while node.parent is not None:
+            start = end - len(node.key)
+            full = node.component_data[ComponentType.FULL]
+            if full.host_value is not None:
+                for at in range(0, len(node.key), PAGE):
+                    page = int(full.host_value[at]) // PAGE
+                    raw = arena.memory[page * arena.page_bytes : (page + 1) * arena.page_bytes]
+                    rows = torch.from_numpy(raw.copy()).view(torch.float32).view(2, PAGE, -1)
+                    wanted = torch.tensor(ids[start + at : start + at + PAGE], dtype=torch.float32)
+                    assert torch.equal(rows[0][:, 0], wanted) and torch.equal(rows[1][:, -1], -wanted)
+            node, end = node.parent, start
+
+    def dead(self) -> int:
+        nodes, found = list(self.core.root_node.children.values()), 0
+        for node in nodes:
+            nodes.extend(node.children.values())
+            found += self.core.is_dead(node)
+        return found
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.tier.close()
+
+
+def many(bench: Bench, count: int, length: int = 512) -> list[array]:
+    """Visit sessions until the host has seen more than it can hold, spilling as it goes."""
+    sessions = [tokens((seed, length)) for seed in range(1, count + 1)]
+    for ids in sessions:
+        bench.visit(ids)
+        bench.off_device()
+        bench.settle()
+    return sessions
+
+
+def test_every_session_comes_back_from_host_or_ssd(bench) -> None:
+    sessions = many(bench, 20)  # 160 pages of KV, on a host of 48
+    bench.engine.check()
+    assert bench.dead() > 5 and bench.counters.kv_spilled_pages > 80
+    assert bench.engine.arena.used_pages(next(iter(bench.engine.arena._used))) <= 48
+    for ids in sessions:
+        assert bench.ask(ids) == len(ids)
+        bench.settle()
+        bench.engine.check()
+    assert bench.counters.kv_restores > 5
+    bench.check_idle()
+
+
+def test_an_append_and_a_rewrite_of_kv_on_the_ssd(bench) -> None:
+    first, *_ = many(bench, 20)
+    assert bench.core.is_dead(next(iter(node for node in all_nodes(bench) if matches(node, first))))
+    assert bench.ask(first + tokens((77, 200))) == len(first)
+    second = tokens((2, 512))
+    key = PageKeys(PAGE, None, None).at(second, 256)
+    put(bench.store, bench.engine.layout, key, 256, 3.0)  # a checkpoint inside the session
+    bench.drain()
+    node = next(node for node in all_nodes(bench) if matches(node, second))
+    bench.ranking.placed(key, node, 256, True)
+    assert bench.core.is_dead(node)
+    assert bench.ask(second[:300] + tokens((78, 200))) == 256
+    bench.engine.check()
+    assert bench.ask(second) == len(second), "the rest is still on the SSD"
+    bench.engine.check()
+    bench.check_idle()
+
+
+def all_nodes(bench: Bench) -> list:
+    nodes = list(bench.core.root_node.children.values())
+    for node in nodes:
+        nodes.extend(node.children.values())
+    return nodes
+
+
+def matches(node, ids: array) -> bool:
+    return node.key.token_ids[:PAGE] == ids[:PAGE] and node.parent.parent is None
+
+
+def test_computing_it_again_revives_a_dead_node(bench) -> None:
+    first, *_ = many(bench, 20)
+    node = next(node for node in all_nodes(bench) if matches(node, first))
+    assert bench.core.is_dead(node)
+    bench.visit(first)
+    assert not bench.core.is_dead(node)
+    bench.engine.check()
+    bench.off_device()
+    bench.settle()
+    bench.engine.check()
+    assert bench.ask(first) == len(first)
+
+
+def test_kv_that_cannot_be_read_is_a_miss_and_its_node_goes() -> None:
+    bench = Bench()
+    first, *_ = many(bench, 20)
+    disk = bench.store._disk
+    assert isinstance(disk, FakeDisk)
+    node = next(node for node in all_nodes(bench) if matches(node, first))
+    key = bench.ranking.ssd.extents.keys(node.id)[1]
+    entry = bench.store.lookup(key, RecordKind.KV)
+    slab = bench.store.layout.slab_offset(entry.slab) + bench.store.layout.header_bytes
+    disk.content[slab : slab + 8] = bytes(8)
+    used = bench.engine.arena.free_pages
+    assert bench.ask(first) == 0
+    assert bench.counters.missed[Miss.READ_FAILED] == 1
+    bench.settle()
+    assert node.id not in bench.ranking.tree, "a node without KV anywhere does not stay"
+    bench.engine.check()
+    assert bench.engine.arena.free_pages >= used
+    bench.check_idle()
+    bench.tier.close()
+
+
+def test_an_aborted_request_leaves_the_kv_on_the_host(bench) -> None:
+    first, *_ = many(bench, 20)
+    req = request(first + tokens((9, 1)))
+    assert bench.engine.cache.request_ready(req) is False
+    bench.engine.cache.release_aborted_request(req.cache_request_handle)
+    bench.drain()
+    bench.engine.check()
+    assert bench.ask(first) == len(first)
+    bench.check_idle()
+
+
+def test_a_flush_while_kv_is_read_and_spilled(bench) -> None:
+    first, *_ = many(bench, 20)
+    assert bench.engine.cache.request_ready(request(first + tokens((9, 1)))) is False
+    bench.engine.cache.reset()
+    bench.engine.kv.clear()
+    bench.engine.states.clear()
+    bench.drain()
+    bench.check_idle()
+    assert bench.engine.arena.free_pages == bench.engine.arena.total_pages
+    assert bench.dead() == 0 and bench.ask(first) == 0
+
+
+def test_a_small_ssd_keeps_its_budget_and_forgets_whole_sessions() -> None:
+    bench = Bench(slabs=40)
+    sessions = many(bench, 24)
+    bench.engine.check()
+    stats = bench.store.stats()
+    assert stats.slabs_used <= 40
+    resumed = [bench.ask(ids) for ids in sessions]
+    assert set(resumed) <= {0, 512} and resumed.count(512) > 6, resumed
+    bench.settle()
+    bench.engine.check()
+    bench.tier.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_history_keeps_every_invariant(seed: int) -> None:
+    draw = random.Random(seed)
+    bench = Bench(slabs=draw.choice([60, 400]), buffers=draw.choice([8, 24]))
+    sessions: list[array] = []
+    for step in range(120):
+        action = draw.random()
+        if action < 0.3 or not sessions:
+            sessions.append(tokens((draw.randrange(10_000), PAGE * draw.randrange(1, 12))))
+            bench.visit(sessions[-1])
+        elif action < 0.5:
+            index = draw.randrange(len(sessions))
+            if len(sessions[index]) < 1600:
+                sessions[index] = sessions[index] + tokens(
+                    (draw.randrange(10_000), PAGE * draw.randrange(1, 5))
+                )
+            bench.visit(sessions[index])
+        elif action < 0.65:
+            whole = draw.choice(sessions)
+            cut = PAGE * draw.randrange(1, len(whole) // PAGE + 1)
+            sessions.append(whole[:cut] + tokens((draw.randrange(10_000), PAGE)))
+            bench.visit(sessions[-1])
+        elif action < 0.85:
+            whole = draw.choice(sessions)
+            bench.ask(whole[: PAGE * draw.randrange(1, len(whole) // PAGE + 1)])
+        elif action < 0.95:
+            bench.off_device()
+        else:
+            bench.engine.cache.evict_host(PAGE * draw.randrange(1, 30))
+        for _ in range(draw.randrange(4)):
+            bench.tier.tick()
+        bench.engine.check()
+    bench.settle()
+    bench.off_device()
+    bench.engine.cache.evict_host(1 << 20)
+    bench.tier.tick()
+    bench.engine.check()
+    bench.check_idle()
+    bench.tier.close()
