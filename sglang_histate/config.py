@@ -42,6 +42,9 @@ FLAG_HELP: dict[str, str] = {
         "included. 'auto' takes what --hicache-size or --hicache-ratio would have taken for the host pools, plus "
         "--histate-inflight-size per rank."
     ),
+    "histate_static_split": (
+        "Keep a fixed share of device memory for KV and one for states, instead of one pool of bytes that both share."
+    ),
     "histate_inflight_size": (
         "Pinned host memory per rank for checkpoints on their way to or from the SSD. When it is full, interior "
         "captures are dropped (and counted), never waited for."
@@ -77,6 +80,8 @@ class HiStateConfig:
     # Bytes of the whole server, over all ranks; None is 'auto': twice the device pools, which is what SGLang's users get
     # unasked, so that switching HiState on changes what the host memory holds and not how much it is.
     host_size_bytes: int | None = None
+    # One pool by default: which of the two kinds needs the bytes changes with the load, and no share fits all of it.
+    static_split: bool = False
     # 1 GiB holds 20 in-flight fp32 checkpoints of Qwen3.5-9B: one 8K chunk at interval 1024 needs 8, reads need the rest.
     inflight_bytes: int = 1 << 30
     # Four readers fill one NVMe drive with slab-sized requests; more only queue behind each other.
@@ -96,6 +101,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_interval": "adaptive",
     "histate_intervals": None,
     "histate_host_size": "auto",
+    "histate_static_split": False,
     "histate_inflight_size": "1GiB",
     "histate_read_threads": 4,
     "histate_min_gain": 64,
@@ -243,6 +249,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         interval_text=str(flags["histate_interval"]),
         intervals_are_default=flags["histate_intervals"] is None and flags["histate_interval"] == "adaptive",
         host_size_bytes=_host_size(flags, min(ssd_size_bytes, inflight_bytes)),
+        static_split=bool(flags["histate_static_split"]),
         inflight_bytes=inflight_bytes,
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),

@@ -103,7 +103,10 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         defaults["--mamba-track-interval"] = (
             given_value(rest, "--page-size") or _HYBRID_DEFAULTS["--page-size"]
         )
-        rest += [part for name, value in given.items() for part in (flag_name(name), str(value))]
+        if not given.get("histate_static_split", False):
+            defaults["--enable-unified-memory"] = None
+        for name, value in given.items():
+            rest += [flag_name(name)] if value is True else [flag_name(name), str(value)]
     return with_defaults(rest, defaults), env
 
 

@@ -34,6 +34,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     config = HiStateConfig(ssd_dir="/ssd")
     assert parse_size(FLAG_DEFAULTS["histate_ssd_size"]) == config.ssd_size_bytes
     assert parse_size(FLAG_DEFAULTS["histate_inflight_size"]) == config.inflight_bytes
+    assert FLAG_DEFAULTS["histate_static_split"] is config.static_split is False
     assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
@@ -58,6 +59,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_ssd_size": "2MiB"}, "ssd_size_bytes", 2 << 20),
         ({"histate_host_size": "3GiB"}, "host_size_bytes", 3 << 30),
         ({"histate_host_size": "auto"}, "host_size_bytes", None),
+        ({"histate_static_split": True}, "static_split", True),
         ({"histate_inflight_size": "1.5GiB"}, "inflight_bytes", 3 << 29),
         ({"histate_read_threads": "8"}, "read_threads", 8),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),

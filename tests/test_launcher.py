@@ -61,6 +61,20 @@ def test_histate_on_the_cpu(machine) -> None:
 
 
 @pytest.mark.parametrize("gpu", [True, False])
+def test_one_device_pool_unless_a_fixed_split_is_asked_for(machine, gpu) -> None:
+    machine(gpu)
+    command, _ = prepare(["--model-path", "m", "--histate-ssd-dir", "/ssd"], {})
+    assert command.count("--enable-unified-memory") == 1 and "--histate-static-split" not in command
+    command, _ = prepare(["--model-path", "m", "--histate-ssd-dir", "/ssd", "--enable-unified-memory"], {})
+    assert command.count("--enable-unified-memory") == 1
+    command, _ = prepare(["--model-path", "m", "--histate-static-split", "--histate-ssd-dir", "/ssd"], {})
+    assert "--enable-unified-memory" not in command
+    assert command[command.index("--histate-static-split") + 1].startswith("--")
+    command, _ = prepare(["--model-path", "m", "--disable-histate", "--histate-static-split"], {})
+    assert not {"--enable-unified-memory", "--histate-static-split"} & set(command)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
 def test_disable_histate_strips_everything_of_ours(machine, gpu) -> None:
     asked = machine(gpu)
     command, env = prepare(

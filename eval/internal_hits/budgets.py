@@ -62,9 +62,12 @@ class Units:
 def histate_holdings(status: dict[str, Any]) -> tuple[Holdings, Units]:
     """Read ``/histate/status``. The disk is what the SSD tier was given, its slabs and the rounding below one slab."""
     tiers = status["tiers"]
+    device = tiers["device"]
+    # In one pool each kind could have it all: the bytes are counted once, as KV.
+    one_pool = device["one_pool"]
     holdings = Holdings(
-        device_kv=tiers["device"]["kv"]["total_bytes"],
-        device_states=tiers["device"]["states"]["total_bytes"],
+        device_kv=device["total_bytes"] if one_pool else device["kv"]["total_bytes"],
+        device_states=0 if one_pool else device["states"]["total_bytes"],
         host_arena=tiers["host"]["arena_bytes"],
         host_inflight=tiers["host"]["inflight"]["total_bytes"],
         disk=status["config"]["ssd_size_bytes"],

@@ -20,6 +20,10 @@ SUPPORTED_ARCHITECTURES = (
     "Qwen3_5MoeForConditionalGeneration",
     "Qwen3NextForCausalLM",
 )
+# What reads KV through the translation of one pool, and follows the strides of its rows.
+_ONE_POOL_ATTENTION = ("triton", "fa3", "fa4", "flashinfer", "trtllm_mha")
+_ONE_POOL_ATTENTION_CPU = ("torch_native",)
+_SPLIT = "or keep a fixed share for KV and one for states by --histate-static-split"
 _OFF = "or serve without HiState by --disable-histate"
 _TREE_CORE_VARIABLE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
@@ -83,6 +87,7 @@ def check_arguments(args: Any) -> None:
         )
     _check_steps(args.page_size, args.chunked_prefill_size)
     _check_states(args)
+    _check_device_pool(args)
 
 
 def check_model(model_config: Any, model_path: str) -> None:
@@ -118,6 +123,31 @@ def check_resolved(view: Any, config: HiStateConfig) -> None:
             check_grid(config.interval.supported, view.page_size)
     except ValueError as error:
         raise Refusal(f"--histate-intervals does not fit --page-size {view.page_size}: {error}") from None
+
+
+def one_pool_sentence(sentence: str) -> str:
+    """Return SGLang's own refusal with HiState's way out, if it is one pool for KV and states that it refuses."""
+    if "unified" not in sentence and "page-major" not in sentence:
+        return sentence
+    return f"{sentence.rstrip('. ')}: change that, {_SPLIT}"
+
+
+def _check_device_pool(args: Any) -> None:
+    if args.histate_static_split and args.enable_unified_memory:
+        raise Refusal(
+            "--histate-static-split and --enable-unified-memory ask for opposite device pools: drop one of them, "
+            + _OFF
+        )
+    if not args.enable_unified_memory:
+        return
+    known = _ONE_POOL_ATTENTION_CPU if args.device == "cpu" else _ONE_POOL_ATTENTION
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        backend = getattr(args, name)
+        if backend not in (None, *known):
+            raise Refusal(
+                f"--{name.replace('_', '-')} {backend} cannot read one device pool of KV and states: use "
+                f"{' or '.join(known)}, {_SPLIT}, {_OFF}"
+            )
 
 
 def _check_states(view: Any) -> None:

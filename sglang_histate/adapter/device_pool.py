@@ -53,11 +53,11 @@ def device_status(allocator: Any, states: Any, kv_bytes: int, state_bytes: int) 
             "total_bytes": kv["total_bytes"] + state["total_bytes"],
         }
     full_end, state_end = allocator.full_attn_allocator, allocator.mamba_allocator
-    # The entries in the pool are padded, and the first ones take what kernels write for padding rows.
+    # The entries in the pool are padded, and the first bytes take what kernels write for padding rows.
     kv = _usage(kv_used, kv_total, full_end.entry_bytes)
     live = state_end.allocated_count()
     state = _usage(live, live + state_end.schedulable_available_size(), state_end.entry_bytes)
-    sink = max(end.min_page_index * end.entry_bytes_per_page for end in (full_end, state_end))
+    sink = min(end.min_page_index * end.entry_bytes_per_page for end in (full_end, state_end))
     return {
         "one_pool": True,
         "kv": kv,

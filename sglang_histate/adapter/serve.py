@@ -14,7 +14,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 from sglang.srt.utils import kill_process_tree
 
-from sglang_histate.adapter.checks import check_arguments, check_model, check_resolved
+from sglang_histate.adapter.checks import check_arguments, check_model, check_resolved, one_pool_sentence
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.plugin import BACKEND
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, open_mailbox, read_message
@@ -60,9 +60,10 @@ def _check(server_args: ServerArgs) -> None:
         server_args.resolve_once()
     except (ValueError, AssertionError, NotImplementedError) as error:
         # SGLang's own checks speak in its own flags; most are sentences already.
-        raise Refusal(
-            str(error) or f"SGLang refuses this combination of flags: {_source_line(error)}"
-        ) from None
+        sentence = str(error) or f"SGLang refuses this combination of flags: {_source_line(error)}"
+        if server_args.enable_unified_memory:
+            sentence = one_pool_sentence(sentence)
+        raise Refusal(sentence) from None
     check_resolved(resolving_view(server_args), config)
 
 

@@ -47,6 +47,13 @@ def test_our_own_defaults_pass() -> None:
         ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
         ({"enable_linear_replayssm_spec": True}, "--enable-linear-replayssm-spec"),
         ({"speculative_algorithm": "EAGLE"}, "--speculative-algorithm EAGLE"),
+        ({"histate_static_split": True, "enable_unified_memory": True}, "--histate-static-split"),
+        ({"enable_unified_memory": True, "attention_backend": "torch_native"}, "--histate-static-split"),
+        ({"enable_unified_memory": True, "decode_attention_backend": "dual_chunk"}, "--histate-static-split"),
+        (
+            {"enable_unified_memory": True, "device": "cpu", "attention_backend": "triton"},
+            "--attention-backend",
+        ),
         ({"hicache_storage_backend": "file"}, "--hicache-storage-backend file"),
         ({"hicache_host_memory_mode": "buffer_only"}, "--hicache-host-memory-mode buffer_only"),
         ({"hicache_write_policy": "write_back"}, "--hicache-write-policy write_back"),

@@ -54,6 +54,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_tau": "12.5",
     }
     argv = [part for name, value in values.items() for part in (flag_name(name), value)]
-    parsed = parser.parse_args(["--model-path", "m", *argv])
+    parsed = parser.parse_args(["--model-path", "m", "--histate-static-split", *argv])
+    values["histate_static_split"] = True
     assert config_of(parsed) == config_from_flags(values)
     assert set(values) | {"demo", "disable_histate"} == set(FLAG_DEFAULTS)

@@ -20,7 +20,12 @@ STATUS: dict[str, Any] = {
     "kv_bytes_per_token": 512.0,
     "checkpoint_bytes": 62976,
     "tiers": {
-        "device": {"kv": {"total_bytes": 32768 * 512}, "states": {"total_bytes": 48 * 62976}},
+        "device": {
+            "one_pool": False,
+            "kv": {"total_bytes": 32768 * 512},
+            "states": {"total_bytes": 48 * 62976},
+            "total_bytes": 32768 * 512 + 48 * 62976,
+        },
         "host": {"arena_bytes": 65600 * 512 + 97 * 65536, "inflight": {"total_bytes": 240 * 69632}},
         "ssd": {"checkpoints": {"total": 963, "total_bytes": 963 * 69632}},
     },

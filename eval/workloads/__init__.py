@@ -1,0 +1,1 @@
+"""Recorded agent sessions in one form, and how they become prompts for a small model."""
