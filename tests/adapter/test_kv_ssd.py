@@ -259,7 +259,7 @@ def test_any_history_keeps_every_invariant(seed: int) -> None:
     draw = random.Random(seed)
     bench = Bench(slabs=draw.choice([60, 400]), buffers=draw.choice([8, 24]))
     sessions: list[array] = []
-    for step in range(120):
+    for _ in range(120):
         action = draw.random()
         if action < 0.3 or not sessions:
             sessions.append(tokens((draw.randrange(10_000), PAGE * draw.randrange(1, 12))))
@@ -283,7 +283,7 @@ def test_any_history_keeps_every_invariant(seed: int) -> None:
             bench.off_device()
         else:
             bench.engine.cache.evict_host(PAGE * draw.randrange(1, 30))
-        for _ in range(draw.randrange(4)):
+        for _tick in range(draw.randrange(4)):
             bench.tier.tick()
         bench.engine.check()
     bench.settle()

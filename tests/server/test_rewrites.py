@@ -24,8 +24,10 @@ pytestmark = pytest.mark.server
 
 
 def push_out_of_device(server: Server, seed: str) -> None:
-    """Fill the device KV pool with other prompts, so that everything before them is on the host only."""
-    for index in range(3):
+    """Fill the device with other prompts, so that everything before them is on the host only."""
+    status = server.status()
+    room = int(status["tiers"]["device"]["total_bytes"] / status["kv_bytes_per_token"])  # tokens
+    for index in range(room // 7000 + 2):
         server.generate(random_tokens(7000, f"{seed}-{index}"), 1)
 
 
