@@ -10,6 +10,7 @@ that SGLang and the store do, as far as it decides what is cached:
 - KV is copied to the host at once (write-through). What the device evicts stays there; what the host evicts is
   gone, with its checkpoints on the SSD. The host evicts nothing that the device has.
 - The host keeps no states: they only pass through.
+- An answer that completes a page adds one that no prompt has, with a checkpoint at its end on device and SSD.
 
 No time passes but the policy's clock, one tick a request; requests do not overlap and every write has ended
 before the next one. One node of the tree is one page. Nothing is random: equal requests, equal results.
@@ -83,6 +84,7 @@ class Simulation:
         )
         self._locked: frozenset[int] = frozenset()  # pages of the request being served
         self._busy: frozenset[int] = frozenset()  # pages whose states it needs
+        self._answers = 0  # names of pages that end in an answer are negative
 
     def _queue(self, pool: Pool) -> EvictionQueue:
         return EvictionQueue(self.tree, pool, self.units.kv_token, self.tau, self.mode)
@@ -120,9 +122,25 @@ class Simulation:
         if pages:
             self._place_state(pages[-1])
         self._back_up(pages)
+        self._finish(request)
         self._locked = self._busy = frozenset()
         with_kv = max(min(covered, (total - 1) // PAGE) - resumed, 0) * PAGE
         return Outcome(total, resumed * PAGE, with_kv)
+
+    def _finish(self, request: Request) -> None:
+        """Cache the answer where it completes a page: one more page, with the checkpoint at its end."""
+        pages = request.pages
+        cached = len(request.tokens) + request.output_tokens - 1  # the last token is never computed
+        if cached // PAGE == len(pages):
+            return
+        self._answers -= 1
+        page = self._answers
+        self._locked, self._busy = frozenset((*pages, page)), frozenset((page,))
+        self._place_kv(page, pages[-1] if pages else self.tree.root)
+        self.tree.touch(page, PAGE, self.now)
+        self._place_state(page)
+        self._store(page)
+        self._back_up([page])
 
     def _match(self, pages: Sequence[int], most: int) -> tuple[int, int]:
         """Return how many pages have KV, and how many of them, at most `most`, the deepest checkpoint has read."""
