@@ -79,6 +79,9 @@ def parse(argv: list[str] | None = None) -> Options:
     sizes.add_argument("--device-kv-tokens", type=_count, default=8192, metavar="N", help="(%(default)s)")
     sizes.add_argument("--device-states", type=_count, default=24, metavar="N", help="(%(default)s)")
     sizes.add_argument(
+        "--static-split", action="store_true", help="two shares of the device instead of one pool of bytes"
+    )
+    sizes.add_argument(
         "--host-kv-tokens",
         type=_count,
         default=32768,
@@ -110,6 +113,7 @@ def parse(argv: list[str] | None = None) -> Options:
             given.host_kv_tokens * kv + given.inflight_size,
             given.inflight_size,
             given.ssd_states * slab,
+            one_device_pool=not given.static_split,
         ),
         dry=given.dry,
         sessions=given.sessions,

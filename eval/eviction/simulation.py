@@ -71,8 +71,9 @@ class Simulation:
         self.now = 0
         self._since: dict[int, int] = {}  # page -> when its KV came
         self._ssd_since: dict[int, int] = {}
-        self._device_kv = self._queue(Pool(Tier.DEVICE, 0, kv))
-        self._device_states = self._queue(Pool(Tier.DEVICE, state, 0))
+        one = self.budgets.one_device_pool
+        self._device_kv = self._queue(Pool(Tier.DEVICE, state if one else 0, kv))
+        self._device_states = self._device_kv if one else self._queue(Pool(Tier.DEVICE, state, 0))
         self._host = self._queue(Pool(Tier.HOST, 0, kv))
         self._ssd = self._queue(Pool(Tier.SSD, state, 0))
         arena = self.budgets.host_bytes - self.budgets.inflight_bytes
@@ -173,8 +174,8 @@ class Simulation:
             self.tree.add(page, parent, PAGE)
             self._since[page] = self.now
         if not self.tree.has_kv(page, Tier.DEVICE):
-            while self.used.device_pages >= self._limit.device_pages:
-                if not self._free_device_page():
+            while not self._device_takes(pages=1):
+                if not self._free_on_device(self._device_kv):
                     raise AssertionError("a prompt that fits finds room")
             self.tree.set_kv(page, Tier.DEVICE, True)
             self._use("device_pages", 1)
@@ -182,8 +183,8 @@ class Simulation:
     def _place_state(self, page: int) -> None:
         if self._has_state(page, Tier.DEVICE):
             return
-        while self.used.device_states >= self._limit.device_states:
-            if not self._free_state(Tier.DEVICE):
+        while not self._device_takes(states=1):
+            if not self._free_on_device(self._device_states):
                 return
         self.tree.set_checkpoint(page, PAGE, Tier.DEVICE, True)
         self._use("device_states", 1)
@@ -192,7 +193,7 @@ class Simulation:
         if self._has_state(page, Tier.SSD):
             return
         while self.used.ssd_states >= self._limit.ssd_states:
-            if not self._free_state(Tier.SSD):
+            if not self._free_on_ssd():
                 return
         self.tree.set_checkpoint(page, PAGE, Tier.SSD, True)
         self._ssd_since[page] = self.now
@@ -221,11 +222,39 @@ class Simulation:
             self.evictions[f"{unit.tier.name.lower()}_{unit.kind.value}"] += 1
         return unit
 
-    def _free_device_page(self) -> bool:
-        """Evict a bundle's KV from the device; False if all of it is in use."""
-        unit = self._victim(self._device_kv, lambda unit: unit.nodes[0] not in self._locked)
+    def _device_takes(self, pages: int = 0, states: int = 0) -> bool:
+        """Whether so much more fits on the device as it is."""
+        pages += self.used.device_pages
+        states += self.used.device_states
+        if self.budgets.one_device_pool:
+            return self._device_bytes(pages, states) <= self._device_bytes(
+                self._limit.device_pages, self._limit.device_states
+            )
+        return pages <= self._limit.device_pages and states <= self._limit.device_states
+
+    def _device_bytes(self, pages: int, states: int) -> int:
+        return pages * PAGE * self.units.kv_token + states * self.units.checkpoint
+
+    def _free_on_device(self, queue: EvictionQueue) -> bool:
+        """Evict from the pool that is short; False if all of it is in use.
+
+        A state goes without its KV if it is an intermediate one, or if the pool has no KV.
+        """
+
+        def by_state(unit: Unit) -> bool:
+            return unit.kind is Kind.INTERMEDIATE or not queue.pool.kv_token_bytes
+
+        def usable(unit: Unit) -> bool:
+            if by_state(unit):
+                return self._state_page(unit) not in self._busy
+            return unit.nodes[0] not in self._locked
+
+        unit = self._victim(queue, usable)
         if unit is None:
             return False
+        if by_state(unit):
+            self._drop_state(self._state_page(unit), Tier.DEVICE)
+            return True
         for page in unit.nodes:
             if page in self._locked:
                 break
@@ -253,16 +282,14 @@ class Simulation:
         on_device = self.tree.has_kv(page, Tier.DEVICE)
         return not on_device and page not in self._locked and not self.tree.children(page)
 
-    def _free_state(self, tier: Tier) -> bool:
-        """Evict one checkpoint from the device or the SSD; False if all are in use."""
-        queue = self._device_states if tier is Tier.DEVICE else self._ssd
-        unit = self._victim(queue, lambda unit: tier is Tier.SSD or self._state_page(unit) not in self._busy)
+    def _free_on_ssd(self) -> bool:
+        """Evict one checkpoint from the SSD; False if there is none."""
+        unit = self._victim(self._ssd, lambda unit: True)
         if unit is None:
             return False
         page = self._state_page(unit)
-        if tier is Tier.SSD:
-            self.residence.state.evicted(self._ssd_since[page], self.now)
-        self._drop_state(page, tier)
+        self.residence.state.evicted(self._ssd_since[page], self.now)
+        self._drop_state(page, Tier.SSD)
         return True
 
     @staticmethod

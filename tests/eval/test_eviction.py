@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.score import Eviction
 
 ENDLESS = Budgets(10**9, 10**6, 10**12, 0, 10**12)
-TIGHT = Budgets(40 * PAGE, 6, 90 * PAGE * DEMO_UNITS.kv_token, 0, 9 * DEMO_UNITS.slab)
+TIGHT = Budgets(40 * PAGE, 6, 90 * PAGE * DEMO_UNITS.kv_token, 0, 9 * DEMO_UNITS.slab, one_device_pool=False)
+DEVICE_BYTES = 40 * PAGE * DEMO_UNITS.kv_token + 6 * DEMO_UNITS.checkpoint
 MODES = [Mode(Eviction.LRU, 0.0), Mode(Eviction.LRU_REFRESH, 0.0), Mode(Eviction.SCORE, 1.0), Mode(Eviction.SCORE, 100.0)]  # fmt: skip
 
 
@@ -96,6 +98,18 @@ def test_budgets_hold_and_the_books_are_right(mode: Mode, seed: int) -> None:
     peak = simulation.peak
     assert (peak.device_pages, peak.device_states, peak.host_pages, peak.ssd_states) == (40, 6, 90, 9)
     assert simulation.evictions["host_bundle"] and simulation.evictions["ssd_intermediate"]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_one_pool_gives_each_kind_what_the_other_leaves(mode: Mode) -> None:
+    budgets = replace(TIGHT, one_device_pool=True)
+    simulation = Simulation(budgets, DEMO_UNITS, mode.eviction, mode.tau)
+    for request in requests():
+        simulation.serve(request)
+        used = simulation.used
+        kv = used.device_pages * PAGE * DEMO_UNITS.kv_token
+        assert kv + used.device_states * DEMO_UNITS.checkpoint <= DEVICE_BYTES
+    assert simulation.peak.device_pages > 40 or simulation.peak.device_states > 6
 
 
 def assert_books(simulation: Simulation) -> None:
