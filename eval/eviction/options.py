@@ -74,7 +74,14 @@ def parse(argv: list[str] | None = None) -> Options:
     sessions.add_argument(
         "--tokens-per-block", type=_count, default=4, metavar="N", help="of 64 recorded tokens (%(default)s)"
     )
-    sessions.add_argument("--most-output", type=_count, default=8, help="tokens of an answer (%(default)s)")
+    sessions.add_argument(
+        "--most-output",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="most tokens of an answer (%(default)s); no later prompt has them, so that with more of them one answer in "
+        "64 / N leaves a page that is never used again",
+    )
     sizes = parser.add_argument_group("budgets, the same for all")
     sizes.add_argument("--device-kv-tokens", type=_count, default=8192, metavar="N", help="(%(default)s)")
     sizes.add_argument("--device-states", type=_count, default=24, metavar="N", help="(%(default)s)")
