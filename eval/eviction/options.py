@@ -95,7 +95,9 @@ def parse(argv: list[str] | None = None) -> Options:
         metavar="N",
         help="host memory as tokens of KV; what is in flight comes on top (%(default)s)",
     )
-    sizes.add_argument("--inflight-size", type=_size, default="4MiB", help="(%(default)s)")
+    sizes.add_argument(
+        "--inflight-size", type=_size, default="2MiB", help="at most the SSD's size (%(default)s)"
+    )
     sizes.add_argument("--ssd-states", type=_count, default=32, metavar="N", help="checkpoints (%(default)s)")
     parser.add_argument("--work-dir", type=Path, default=DEFAULT_DIR, help="logs and SSDs (%(default)s)")
     parser.add_argument("--json", type=Path, help="where the figures go (summary.json in the work directory)")
@@ -119,7 +121,7 @@ def parse(argv: list[str] | None = None) -> Options:
             given.device_states,
             given.host_kv_tokens * kv + given.inflight_size,
             given.inflight_size,
-            given.ssd_states * slab,
+            (given.ssd_states + 1) * slab,  # one for the file's header
             one_device_pool=not given.static_split,
         ),
         dry=given.dry,

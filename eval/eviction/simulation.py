@@ -81,7 +81,7 @@ class Simulation:
             self.budgets.device_kv_tokens // PAGE,
             self.budgets.device_states,
             arena // (kv * PAGE),
-            self.budgets.ssd_bytes // self.units.slab,
+            self.budgets.ssd_bytes // self.units.slab - 1,  # the header takes one
         )
         self._locked: frozenset[int] = frozenset()  # pages of the request being served
         self._busy: frozenset[int] = frozenset()  # pages whose states it needs

@@ -23,7 +23,7 @@ from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.score import Eviction
 
 ENDLESS = Budgets(10**9, 10**6, 10**12, 0, 10**12)
-TIGHT = Budgets(40 * PAGE, 6, 90 * PAGE * DEMO_UNITS.kv_token, 0, 9 * DEMO_UNITS.slab, one_device_pool=False)
+TIGHT = Budgets(40 * PAGE, 6, 90 * PAGE * DEMO_UNITS.kv_token, 0, 10 * DEMO_UNITS.slab, one_device_pool=False)
 DEVICE_BYTES = 40 * PAGE * DEMO_UNITS.kv_token + 6 * DEMO_UNITS.checkpoint
 MODES = [Mode(Eviction.LRU, 0.0), Mode(Eviction.LRU_REFRESH, 0.0), Mode(Eviction.SCORE, 1.0), Mode(Eviction.SCORE, 100.0)]  # fmt: skip
 
