@@ -24,9 +24,9 @@ pytestmark = pytest.mark.server
 
 
 def push_out_of_device(server: Server, seed: str) -> None:
-    """Fill the device KV pool with other prompts, so that everything before them is on the host only."""
-    for index in range(3):
-        server.generate(random_tokens(7000, f"{seed}-{index}"), 1)
+    """Fill the device pool with other prompts, so that everything before them is on the host only."""
+    for index in range(4):
+        server.generate(random_tokens(8000, f"{seed}-{index}"), 1)
 
 
 def test_first_rewrite_of_a_long_prompt_resumes_inside_it(main: Server) -> None:
