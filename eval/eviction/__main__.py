@@ -49,7 +49,7 @@ def describe(options: Options, requests: list[Request]) -> str:
         f"{len(requests)} requests of {len({r.session for r in requests})} sessions, {options.live} at a time: {prompt} "
         f"prompt tokens, {reusable} of them reusable ({100 * reusable / prompt:.1f} %), {working_set(requests)} different.\n"
         f"Device: {budgets.device_kv_tokens} tokens of KV, {budgets.device_states} states. Host: {host} tokens of KV. "
-        f"SSD: {budgets.ssd_bytes // DEMO_UNITS.slab} checkpoints, each as large as the KV of "
+        f"SSD: {budgets.ssd_bytes // DEMO_UNITS.slab - 1} checkpoints, each as large as the KV of "
         f"{DEMO_UNITS.checkpoint / DEMO_UNITS.kv_token:.0f} tokens."
     )
 

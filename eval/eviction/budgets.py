@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Budgets:
-    """Device: tokens of KV and states, a fixed split. Host: bytes for KV, states and states in flight. SSD: bytes."""
+    """Device: tokens of KV and states, one pool of so many bytes or two fixed shares. Host: bytes for KV, states and
+    states in flight. SSD: bytes.
+    """
 
     device_kv_tokens: int
     device_states: int
     host_bytes: int
     inflight_bytes: int
     ssd_bytes: int
+    one_device_pool: bool = True
 
 
 @dataclass(frozen=True)

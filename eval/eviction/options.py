@@ -74,10 +74,20 @@ def parse(argv: list[str] | None = None) -> Options:
     sessions.add_argument(
         "--tokens-per-block", type=_count, default=4, metavar="N", help="of 64 recorded tokens (%(default)s)"
     )
-    sessions.add_argument("--most-output", type=_count, default=8, help="tokens of an answer (%(default)s)")
+    sessions.add_argument(
+        "--most-output",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="most tokens of an answer (%(default)s); no later prompt has them, so that with more of them one answer in "
+        "64 / N leaves a page that is never used again",
+    )
     sizes = parser.add_argument_group("budgets, the same for all")
     sizes.add_argument("--device-kv-tokens", type=_count, default=8192, metavar="N", help="(%(default)s)")
     sizes.add_argument("--device-states", type=_count, default=24, metavar="N", help="(%(default)s)")
+    sizes.add_argument(
+        "--static-split", action="store_true", help="two shares of the device instead of one pool of bytes"
+    )
     sizes.add_argument(
         "--host-kv-tokens",
         type=_count,
@@ -85,7 +95,9 @@ def parse(argv: list[str] | None = None) -> Options:
         metavar="N",
         help="host memory as tokens of KV; what is in flight comes on top (%(default)s)",
     )
-    sizes.add_argument("--inflight-size", type=_size, default="4MiB", help="(%(default)s)")
+    sizes.add_argument(
+        "--inflight-size", type=_size, default="2MiB", help="at most the SSD's size (%(default)s)"
+    )
     sizes.add_argument("--ssd-states", type=_count, default=32, metavar="N", help="checkpoints (%(default)s)")
     parser.add_argument("--work-dir", type=Path, default=DEFAULT_DIR, help="logs and SSDs (%(default)s)")
     parser.add_argument("--json", type=Path, help="where the figures go (summary.json in the work directory)")
@@ -109,7 +121,8 @@ def parse(argv: list[str] | None = None) -> Options:
             given.device_states,
             given.host_kv_tokens * kv + given.inflight_size,
             given.inflight_size,
-            given.ssd_states * slab,
+            (given.ssd_states + 1) * slab,  # one for the file's header
+            one_device_pool=not given.static_split,
         ),
         dry=given.dry,
         sessions=given.sessions,

@@ -53,6 +53,7 @@ def arguments(mode: Mode, budgets: Budgets, ssd_dir: Path, extra: Sequence[str])
         *("--histate-eviction", mode.eviction.value),
         *("--histate-tau", f"{mode.tau:g}"),
         "--sleep-on-idle",
+        *(() if budgets.one_device_pool else ("--histate-static-split",)),
         *extra,
     ]
 

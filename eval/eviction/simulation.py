@@ -10,6 +10,7 @@ that SGLang and the store do, as far as it decides what is cached:
 - KV is copied to the host at once (write-through). What the device evicts stays there; what the host evicts is
   gone, with its checkpoints on the SSD. The host evicts nothing that the device has.
 - The host keeps no states: they only pass through.
+- An answer that completes a page adds one that no prompt has, with a checkpoint at its end on device and SSD.
 
 No time passes but the policy's clock, one tick a request; requests do not overlap and every write has ended
 before the next one. One node of the tree is one page. Nothing is random: equal requests, equal results.
@@ -70,8 +71,9 @@ class Simulation:
         self.now = 0
         self._since: dict[int, int] = {}  # page -> when its KV came
         self._ssd_since: dict[int, int] = {}
-        self._device_kv = self._queue(Pool(Tier.DEVICE, 0, kv))
-        self._device_states = self._queue(Pool(Tier.DEVICE, state, 0))
+        one = self.budgets.one_device_pool
+        self._device_kv = self._queue(Pool(Tier.DEVICE, state if one else 0, kv))
+        self._device_states = self._device_kv if one else self._queue(Pool(Tier.DEVICE, state, 0))
         self._host = self._queue(Pool(Tier.HOST, 0, kv))
         self._ssd = self._queue(Pool(Tier.SSD, state, 0))
         arena = self.budgets.host_bytes - self.budgets.inflight_bytes
@@ -79,10 +81,11 @@ class Simulation:
             self.budgets.device_kv_tokens // PAGE,
             self.budgets.device_states,
             arena // (kv * PAGE),
-            self.budgets.ssd_bytes // self.units.slab,
+            self.budgets.ssd_bytes // self.units.slab - 1,  # the header takes one
         )
         self._locked: frozenset[int] = frozenset()  # pages of the request being served
         self._busy: frozenset[int] = frozenset()  # pages whose states it needs
+        self._answers = 0  # names of pages that end in an answer are negative
 
     def _queue(self, pool: Pool) -> EvictionQueue:
         return EvictionQueue(self.tree, pool, self.units.kv_token, self.tau, self.mode)
@@ -120,9 +123,25 @@ class Simulation:
         if pages:
             self._place_state(pages[-1])
         self._back_up(pages)
+        self._finish(request)
         self._locked = self._busy = frozenset()
         with_kv = max(min(covered, (total - 1) // PAGE) - resumed, 0) * PAGE
         return Outcome(total, resumed * PAGE, with_kv)
+
+    def _finish(self, request: Request) -> None:
+        """Cache the answer where it completes a page: one more page, with the checkpoint at its end."""
+        pages = request.pages
+        cached = len(request.tokens) + request.output_tokens - 1  # the last token is never computed
+        if cached // PAGE == len(pages):
+            return
+        self._answers -= 1
+        page = self._answers
+        self._locked, self._busy = frozenset((*pages, page)), frozenset((page,))
+        self._place_kv(page, pages[-1] if pages else self.tree.root)
+        self.tree.touch(page, PAGE, self.now)
+        self._place_state(page)
+        self._store(page)
+        self._back_up([page])
 
     def _match(self, pages: Sequence[int], most: int) -> tuple[int, int]:
         """Return how many pages have KV, and how many of them, at most `most`, the deepest checkpoint has read."""
@@ -155,8 +174,8 @@ class Simulation:
             self.tree.add(page, parent, PAGE)
             self._since[page] = self.now
         if not self.tree.has_kv(page, Tier.DEVICE):
-            while self.used.device_pages >= self._limit.device_pages:
-                if not self._free_device_page():
+            while not self._device_takes(pages=1):
+                if not self._free_on_device(self._device_kv):
                     raise AssertionError("a prompt that fits finds room")
             self.tree.set_kv(page, Tier.DEVICE, True)
             self._use("device_pages", 1)
@@ -164,8 +183,8 @@ class Simulation:
     def _place_state(self, page: int) -> None:
         if self._has_state(page, Tier.DEVICE):
             return
-        while self.used.device_states >= self._limit.device_states:
-            if not self._free_state(Tier.DEVICE):
+        while not self._device_takes(states=1):
+            if not self._free_on_device(self._device_states):
                 return
         self.tree.set_checkpoint(page, PAGE, Tier.DEVICE, True)
         self._use("device_states", 1)
@@ -174,7 +193,7 @@ class Simulation:
         if self._has_state(page, Tier.SSD):
             return
         while self.used.ssd_states >= self._limit.ssd_states:
-            if not self._free_state(Tier.SSD):
+            if not self._free_on_ssd():
                 return
         self.tree.set_checkpoint(page, PAGE, Tier.SSD, True)
         self._ssd_since[page] = self.now
@@ -203,11 +222,39 @@ class Simulation:
             self.evictions[f"{unit.tier.name.lower()}_{unit.kind.value}"] += 1
         return unit
 
-    def _free_device_page(self) -> bool:
-        """Evict a bundle's KV from the device; False if all of it is in use."""
-        unit = self._victim(self._device_kv, lambda unit: unit.nodes[0] not in self._locked)
+    def _device_takes(self, pages: int = 0, states: int = 0) -> bool:
+        """Whether so much more fits on the device as it is."""
+        pages += self.used.device_pages
+        states += self.used.device_states
+        if self.budgets.one_device_pool:
+            return self._device_bytes(pages, states) <= self._device_bytes(
+                self._limit.device_pages, self._limit.device_states
+            )
+        return pages <= self._limit.device_pages and states <= self._limit.device_states
+
+    def _device_bytes(self, pages: int, states: int) -> int:
+        return pages * PAGE * self.units.kv_token + states * self.units.checkpoint
+
+    def _free_on_device(self, queue: EvictionQueue) -> bool:
+        """Evict from the pool that is short; False if all of it is in use.
+
+        A state goes without its KV if it is an intermediate one, or if the pool has no KV.
+        """
+
+        def by_state(unit: Unit) -> bool:
+            return unit.kind is Kind.INTERMEDIATE or not queue.pool.kv_token_bytes
+
+        def usable(unit: Unit) -> bool:
+            if by_state(unit):
+                return self._state_page(unit) not in self._busy
+            return unit.nodes[0] not in self._locked
+
+        unit = self._victim(queue, usable)
         if unit is None:
             return False
+        if by_state(unit):
+            self._drop_state(self._state_page(unit), Tier.DEVICE)
+            return True
         for page in unit.nodes:
             if page in self._locked:
                 break
@@ -235,16 +282,14 @@ class Simulation:
         on_device = self.tree.has_kv(page, Tier.DEVICE)
         return not on_device and page not in self._locked and not self.tree.children(page)
 
-    def _free_state(self, tier: Tier) -> bool:
-        """Evict one checkpoint from the device or the SSD; False if all are in use."""
-        queue = self._device_states if tier is Tier.DEVICE else self._ssd
-        unit = self._victim(queue, lambda unit: tier is Tier.SSD or self._state_page(unit) not in self._busy)
+    def _free_on_ssd(self) -> bool:
+        """Evict one checkpoint from the SSD; False if there is none."""
+        unit = self._victim(self._ssd, lambda unit: True)
         if unit is None:
             return False
         page = self._state_page(unit)
-        if tier is Tier.SSD:
-            self.residence.state.evicted(self._ssd_since[page], self.now)
-        self._drop_state(page, tier)
+        self.residence.state.evicted(self._ssd_since[page], self.now)
+        self._drop_state(page, Tier.SSD)
         return True
 
     @staticmethod

@@ -7,9 +7,8 @@ page size, hence a page is a whole number of blocks.
 Prefix sharing is kept exactly: two prompts that begin with the same k blocks, and no more, begin with the same
 k * tokens_per_block tokens, and no more. A block's tokens therefore do not follow from its id alone. All blocks
 ever seen after the same prefix are numbered in the order they come, and the number is the block's first token;
-so two that differ, differ at once. The remaining tokens are drawn from a checksum. After one prefix there is
-room for `vocabulary` numbers. More of them need a second token, and two prompts may then share up to
-tokens_per_block - 1 tokens more, which never makes a page.
+so two that differ, differ at once. Numbers beyond the vocabulary carry over to the second token; two prompts
+may then share one token more, which never makes a page. The remaining tokens are drawn from a checksum.
 
 The rest of a prompt after its last whole block shrinks too, rounded down, and is shared with nothing.
 """
@@ -59,7 +58,8 @@ class Scaling:
         """Return the turn's prompt, at least one token.
 
         Raises:
-            ValueError: with one token a block, more blocks follow a prefix than the vocabulary has ids.
+            ValueError: more blocks follow a prefix than two tokens of the vocabulary can tell apart (with one
+                token a block: than one can).
         """
         tokens: list[int] = []
         prefixes = []
@@ -89,16 +89,14 @@ class Scaling:
         return found
 
     def _tokens(self, name: int, number: int, count: int) -> list[int]:
-        tokens = [number % self.vocabulary]
-        number //= self.vocabulary
-        while number:
-            tokens.append(number % self.vocabulary)
-            number //= self.vocabulary
-        if len(tokens) > self.tokens_per_block:
+        # Two tokens of the number where there are two: equal blocks would be worse than common first tokens.
+        digits = min(self.tokens_per_block, 2)
+        if number >= self.vocabulary**digits:
             raise ValueError(
                 f"too many different blocks follow one prefix for {self.tokens_per_block} tokens of a "
                 f"vocabulary of {self.vocabulary}: use more tokens a block"
             )
-        for index in range(len(tokens), count):
+        tokens = [number % self.vocabulary, number // self.vocabulary][:digits]
+        for index in range(digits, count):
             tokens.append(crc32(f"{name}/{index}".encode()) % self.vocabulary)
         return tokens[:count]

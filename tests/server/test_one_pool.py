@@ -156,15 +156,6 @@ def test_everything_in_use_is_served_without_being_cached(main: Server) -> None:
     assert_all_returned(main)
 
 
-def test_the_longest_prompt_into_a_pool_of_states(main: Server) -> None:
-    """SGLang admits up to --max-total-tokens, which is less than what the pool holds without any state."""
-    fill_with_states(main, "longest")
-    prompt = random_tokens(20400, "longest prompt")
-    answer = main.generate(prompt, 4)
-    assert len(answer["output_ids"]) == 4 and share(main, "kv") > 0.75
-    assert_all_returned(main)
-
-
 def test_nothing_is_left_in_use(main: Server) -> None:
     before = device(main)
     assert_all_returned(main)

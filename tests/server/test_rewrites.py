@@ -24,10 +24,13 @@ pytestmark = pytest.mark.server
 
 
 def push_out_of_device(server: Server, seed: str) -> None:
-    """Fill the device with other prompts, so that everything before them is on the host only."""
+    """Fill the device pool with other prompts, so that everything before them is on the host only."""
     status = server.status()
-    room = int(status["tiers"]["device"]["total_bytes"] / status["kv_bytes_per_token"])  # tokens
-    for index in range(room // 7000 + 2):
+    # The end of a session is worth up to tau requests, so let that many go by; too short to leave anything behind.
+    short = [random_tokens(10, f"{seed}-age-{index}") for index in range(int(status["config"]["tau"]) + 20)]
+    server.post("/generate", {"input_ids": short, "sampling_params": {"temperature": 0, "max_new_tokens": 1}})
+    room = status["tiers"]["device"]["total_bytes"] / status["kv_bytes_per_token"]  # tokens
+    for index in range(int(room) // 7000 + 2):
         server.generate(random_tokens(7000, f"{seed}-{index}"), 1)
 
 
