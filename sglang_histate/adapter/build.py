@@ -20,6 +20,7 @@ from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
@@ -127,6 +128,7 @@ def _start_tier(
     if temporal.device.type != "cuda":
         _touch_host_pools(cache)
     component = cache.components[ComponentType.MAMBA]
+    slots = HostSlots(component, layout)
     kv_face = cache.host_pool_group.get_pool(PoolName.KV)
     on_cuda = temporal.device.type == "cuda"
     cache.tier = SsdTier(
@@ -145,7 +147,7 @@ def _start_tier(
         fault_ins=FaultIns(
             cache,
             store,
-            HostSlots(component, layout),
+            slots,
             kv_face=kv_face,
             page_size=page_size,
             min_gain_tokens=config.min_gain_tokens,
@@ -162,6 +164,7 @@ def _start_tier(
             counters=counters,
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
+        final_states=FinalStates(cache, store, slots),
         kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
         agreement=RankAgreement(cache),
         cache=cache,

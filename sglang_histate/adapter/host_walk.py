@@ -34,13 +34,13 @@ class HostWalk:
     def free(self, pages: int) -> None:
         """Evict until `pages` arena pages are free more than before, or until nothing more can go.
 
-        First the states that only pass through: the SSD has them too, so that losing them costs one read.
+        First the intermediate checkpoints that only pass through: the SSD has them, so losing them costs one read.
         """
         states = self._core.host_lru_lists[ComponentType.MAMBA]
         node = states.get_lru_no_host_lock()
         while node is not None and states.in_list(node) and self._freed() < pages:
             following = states.get_prev_no_host_lock(node)
-            if self._ranking.on_ssd(node):
+            if self._ranking.passes_through(node):
                 self._drop_state(node)
             node = following
         while self._freed() < pages:

@@ -100,9 +100,10 @@ class Ranking:
         """Return the pages that KV and states take in the host arena; `kv_tokens` in whole pages."""
         return kv_tokens // self._sizes.page + states * self._sizes.state_pages
 
-    def on_ssd(self, node: Any) -> bool:
-        """Return whether the SSD has the state at the end of `node`."""
-        return self.has_checkpoint((node.id, len(node.key)), Tier.SSD)
+    def passes_through(self, node: Any) -> bool:
+        """Return whether the host state at the end of `node` is an intermediate checkpoint that the SSD has too."""
+        final = not any(self.tree.has_kv(child.id, Tier.HOST) for child in node.children.values())
+        return not final and self.has_checkpoint((node.id, len(node.key)), Tier.SSD)
 
     def has_checkpoint(self, place: tuple[Any, int], tier: Tier) -> bool:
         """Return whether `tier` has the checkpoint at (node, offset)."""

@@ -14,6 +14,7 @@ from typing import Any
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Miss
 from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
@@ -36,6 +37,7 @@ class SsdTier:
         fault_ins: FaultIns,
         output_ends: OutputEnds,
         kv_spill: KvSpill,
+        final_states: FinalStates,
         agreement: RankAgreement,
         counters: Counters,
         cache: Any,
@@ -47,6 +49,7 @@ class SsdTier:
         self.fault_ins = fault_ins
         self.output_ends = output_ends
         self.kv_spill = kv_spill
+        self.final_states = final_states
         self.counters = counters
         self._planner = planner
         self._agreement = agreement
@@ -121,6 +124,7 @@ class SsdTier:
                 self.counters.captured += 1
         for end in self.output_ends.pop(ends):
             self._publish(end)
+            self.final_states.take(end)
         self.kv_spill.finish(spills)
         write_ok, read_ok = self.store.outcomes(writes, reads)
         if write_ok or read_ok:
@@ -128,7 +132,8 @@ class SsdTier:
             cut = len(write_ok)
             committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
             for ticket in committed.reads:
-                self.fault_ins.complete(ticket)
+                if not self.final_states.complete(ticket):
+                    self.fault_ins.complete(ticket)
         self.fault_ins.pump()
         self.fault_ins.expire(-expired)
 
@@ -157,6 +162,7 @@ class SsdTier:
         self._captures.clear()
         self.output_ends.reset()
         self.kv_spill.reset()
+        self.final_states.reset()
         self.fault_ins.reset()
         self.store.clear()
 

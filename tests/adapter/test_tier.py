@@ -15,6 +15,7 @@ from sglang_histate.adapter.capture import ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
+from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
@@ -112,6 +113,7 @@ class Rank:
                 counters=self.counters,
                 forward_stream=None,
             ),
+            final_states=FinalStates(cache, self.store, self.engine.slots),
             kv_spill=KvSpill(cache, self.engine.ranking, self.store, self.engine.host_kv, self.counters),
             agreement=agreement,
             counters=self.counters,
@@ -402,6 +404,45 @@ def test_the_state_at_the_end_of_an_output_is_stored(rank) -> None:
         assert (views.temporal == 512.0).all()
     rank.store.release(ticket)
     assert rank.engine.cache.mamba_protected_size() == rank.engine.cache.full_protected_size() == 0
+    rank.check_idle()
+
+
+def test_the_end_of_an_output_is_on_the_host_too(rank) -> None:
+    """Its next turn needs no read when the device has forgotten it."""
+    ids = tokens((1, 512))
+    rank.tier.output_ends.take(finished(rank, ids))
+    rank.drain()
+    (node,) = rank.engine.nodes()
+    slot = node.component_data[MAMBA].host_value
+    for views in rank.engine.layout.views(rank.engine.host_states.read(int(slot[0]))):
+        assert (views.temporal == 512.0).all()
+    rank.engine.evict_kv(4096)
+    rank.check_idle()
+    before = rank.store.stats().reads_ok
+    req = request(ids + tokens((9, 3)))
+    assert rank.engine.cache.request_ready(req) and rank.engine.match(req).mamba_host_hit_length == 1
+    assert rank.store.stats().reads_ok == before
+
+
+def test_no_room_on_the_host_costs_nothing_but_the_copy(rank) -> None:
+    ids = tokens((1, 512))
+    req = finished(rank, ids)
+    rank.engine.slots.alloc = lambda: None
+    rank.tier.output_ends.take(req)
+    rank.drain()
+    assert rank.engine.nodes()[0].component_data[MAMBA].host_value is None
+    assert rank.store.lookup(PageKeys(PAGE, None, None).at(ids, 512)) is not None
+    rank.check_idle()
+
+
+def test_a_flush_while_a_final_state_is_copied_to_the_host(rank) -> None:
+    rank.tier.output_ends.take(finished(rank, tokens((1, 512))))
+    rank.tier.tick()
+    rank.engine.cache.reset()
+    rank.engine.kv.clear()
+    rank.engine.states.clear()
+    rank.drain()
+    assert rank.engine.host_states.held == 0
     rank.check_idle()
 
 

@@ -191,10 +191,10 @@ def test_room_for_a_state_does_not_cost_kv() -> None:
     engine.settle()
     engine.evict_kv(4096)
     for one in ids:
-        assert attach(engine, one, 256) is Attach.ATTACHED
+        assert attach(engine, one, 128) is Attach.ATTACHED
     while engine.host_states.available_size():
         engine.host_states.alloc(1)
-    assert engine.slots.alloc() is not None  # evicts the least recently used host state
+    assert engine.slots.alloc() is not None  # evicts an intermediate checkpoint
     req = request(tokens((1, 256), (9, 10)))
     req.init_next_round_input(engine.cache, cow_mamba=False)
     assert state_of(req, PAGE).kv_covered == 256

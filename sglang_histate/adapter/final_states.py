@@ -1,0 +1,98 @@
+"""A session's final checkpoint on the host: where its next turn looks first once the device has forgotten it.
+
+The bytes are in a record already, on their way to the SSD; a reader thread copies them into a slot of the host arena.
+The checkpoint that it supersedes is an intermediate one now and goes from the host when room is needed, as the SSD has it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.output_ends import OutputEnd
+from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record
+
+
+@dataclass(eq=False)
+class _Copy:
+    node_id: Any
+    lock: Any
+    slot: torch.Tensor
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    cancelled: bool = False
+
+
+class FinalStates:
+    """Scheduler thread only, but for the copy itself. What finds no room stays on device and SSD only."""
+
+    def __init__(self, cache: Any, store: CheckpointStore, slots: HostSlots) -> None:
+        self._cache = cache
+        self._core = cache.tree_core
+        self._store = store
+        self._slots = slots
+        self._copies: dict[int, tuple[ReadTicket, _Copy]] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def take(self, end: OutputEnd) -> None:
+        """`end` was just put into the store: copy it to the host too, at the node that it belongs to."""
+        if end.node_id not in self._core.ranking.tree or self._store.lookup(end.key) is None:
+            return
+        node = self._core.node_by_id(end.node_id)
+        state = node.component_data[ComponentType.MAMBA]
+        if not node.backuped or state.host_value is not None or self._depth(node) != end.position:
+            return
+        lock = self._cache.inc_host_lock_ref(node.id).to_dec_params()
+        slot = self._slots.alloc()
+        ticket: ReadTicket | MissReason | None = None
+        if slot is not None:
+            copy = _Copy(node.id, lock, slot)
+            ticket = self._store.begin_read(end.key, deliver=lambda record: self._deliver(copy, record))
+        if slot is None or ticket is None or isinstance(ticket, MissReason):
+            if slot is not None:
+                self._slots.free(slot)
+            self._cache.dec_host_lock_ref(node.id, lock)
+            return
+        self._copies[id(ticket)] = ticket, copy
+
+    def complete(self, ticket: ReadTicket) -> bool:
+        """A read was committed on all ranks. Returns False if it is none of these."""
+        found = self._copies.pop(id(ticket), None)
+        if found is None:
+            return False
+        _, copy = found
+        self._cache.dec_host_lock_ref(copy.node_id, copy.lock)
+        node = self._core.node_by_id(copy.node_id)
+        state = node.component_data[ComponentType.MAMBA]
+        if ticket.ok:
+            self._store.release(ticket)
+        if not ticket.ok or not node.backuped or state.host_value is not None:
+            self._slots.free(copy.slot)
+            return True
+        state.host_value = copy.slot.clone()
+        if state.value is None:
+            self._core.host_lru_lists[ComponentType.MAMBA].insert_mru(node)
+        self._core._update_evictable_leaf_sets(node)
+        return True
+
+    def reset(self) -> None:
+        """The tree is being emptied, and with it the arena: what is under way must not write to it any more."""
+        for _, copy in self._copies.values():
+            with copy.writing:
+                copy.cancelled = True
+        self._copies.clear()
+
+    def _deliver(self, copy: _Copy, record: Record) -> None:
+        """Reader thread."""
+        with copy.writing:
+            if not copy.cancelled:
+                self._slots.fill(copy.slot, record.payload)
+
+    def _depth(self, node: Any) -> int:
+        return int(self._core.ranking.tree.start(node.id) + len(node.key))
