@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eval.eviction import __main__ as program
+from eval.eviction import sweep
 from eval.eviction.budgets import DEMO_UNITS, Budgets
 from eval.eviction.options import BIG_FILE, SAMPLES, parse
 from eval.eviction.requests import PAGE, Request, choose, requests_of, working_set
@@ -233,3 +234,22 @@ def test_all_modes_get_the_same_flags_but_the_ranking() -> None:
         at = line.index("--histate-eviction")
         del line[at : at + 4]
     assert all(line == lines[0] for line in lines) and lines[0][-1] == "--x"
+
+
+def test_the_sweep_sums_up_its_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "SKIPS", (0,))
+    monkeypatch.setattr(sweep, "LOADS", ((3, 60.0),))
+    monkeypatch.setattr(sweep, "SIZES", ((6144, 4), (8192, 8)))
+    folder = trace_folder(tmp_path)
+    assert sweep.main(["--traces", str(folder), "--taus", "10,100", "--sessions", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == [
+        "from session   0,  3 live, gap  60, host 6144, ssd 4",
+        "from session   0,  3 live, gap  60, host 8192, ssd 8",
+    ]
+    assert [line.split(" geometric")[0].strip() for line in lines[2:]] == [
+        "lru-refresh", "score tau=10", "score tau=100",
+    ]  # fmt: skip
+    assert all(line.endswith("of 2") for line in lines[2:])
