@@ -30,6 +30,6 @@ def simulate(requests: Sequence[Request], mode: Mode, budgets: Budgets, units: U
         cached,
         reusable - cached,
         sum(outcome.with_kv for outcome in outcomes),
-        simulation.evictions,
+        simulation.tiers.evictions,
         wall_s=time.perf_counter() - begin,
     )

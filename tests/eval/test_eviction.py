@@ -79,7 +79,7 @@ def test_nothing_is_computed_twice_where_nothing_is_short(mode: Mode) -> None:
     made = requests()
     simulation = Simulation(ENDLESS, DEMO_UNITS, mode.eviction, mode.tau)
     outcomes = simulation.run(made)
-    assert not any(simulation.evictions.values())
+    assert not any(simulation.tiers.evictions.values())
     for request, outcome in zip(made, outcomes, strict=True):
         # A checkpoint lies at every prompt's end and where a prompt left the cached KV: at that place only its
         # first visitor computes again what it shares, as far back as the interval's checkpoints.
@@ -96,9 +96,9 @@ def test_budgets_hold_and_the_books_are_right(mode: Mode, seed: int) -> None:
         outcome = simulation.serve(request)
         assert 0 <= outcome.cached <= request.reusable and outcome.prompt == len(request.tokens)
         assert_books(simulation)
-    peak = simulation.peak
+    peak = simulation.tiers.peak
     assert (peak.device_pages, peak.device_states, peak.host_pages, peak.ssd_states) == (40, 6, 90, 9)
-    assert simulation.evictions["host_bundle"] and simulation.evictions["ssd_intermediate"]
+    assert simulation.tiers.evictions["host_bundle"] and simulation.tiers.evictions["ssd_intermediate"]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -107,15 +107,15 @@ def test_one_pool_gives_each_kind_what_the_other_leaves(mode: Mode) -> None:
     simulation = Simulation(budgets, DEMO_UNITS, mode.eviction, mode.tau)
     for request in requests():
         simulation.serve(request)
-        used = simulation.used
+        used = simulation.tiers.used
         kv = used.device_pages * PAGE * DEMO_UNITS.kv_token
         assert kv + used.device_states * DEMO_UNITS.checkpoint <= DEVICE_BYTES
-    assert simulation.peak.device_pages > 40 or simulation.peak.device_states > 6
+    assert simulation.tiers.peak.device_pages > 40 or simulation.tiers.peak.device_states > 6
 
 
 def assert_books(simulation: Simulation) -> None:
     """Count what the tree holds, and compare."""
-    tree, used = simulation.tree, simulation.used
+    tree, used = simulation.tiers.tree, simulation.tiers.used
     pages: list[int] = []
     below = list(tree.children(tree.root))
     while below:
@@ -133,7 +133,7 @@ def assert_books(simulation: Simulation) -> None:
 def test_the_same_requests_give_the_same_result() -> None:
     runs = [Simulation(TIGHT, DEMO_UNITS, Eviction.SCORE, 10.0) for _ in range(2)]
     assert runs[0].run(requests()) == runs[1].run(requests())
-    assert runs[0].evictions == runs[1].evictions
+    assert runs[0].tiers.evictions == runs[1].tiers.evictions
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
