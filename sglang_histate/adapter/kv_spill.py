@@ -1,7 +1,7 @@
 """KV to the SSD ahead of need: cold host KV is copied there before its room is wanted.
 
-Where few pages of the host arena are free or *clean* (the SSD has them too), the ranking's next bundles are copied: the
-node is locked, a thread copies its pages to records, the store writes them. Eviction then finds clean nodes and never
+Where few pages of the host arena are free or *clean* (the SSD has them too), the ranking's next bundles are copied, with
+what goes after them of the same trajectories: nodes are locked, a thread copies pages to records, the store writes them. Eviction then finds clean nodes and never
 waits. KV that no checkpoint on the SSD could restore is not worth a slab.
 """
 
@@ -55,6 +55,7 @@ class KvSpill:
         self._page_size = face.page_size
         self._counters = counters
         self._pending: deque[Spill] = deque()
+        self._busy: set[Any] = set()  # nodes with copies on their way
         self._refilling = False
         self._fruitless: tuple[int, int, int] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
@@ -65,19 +66,26 @@ class KvSpill:
     def plan(self) -> None:
         """Start copies if the reserve is low. Never waits."""
         total = self._arena.total_pages
-        reserve = self._arena.free_pages + self._ranking.clean_pages
+        on_the_way = sum(spill.pages for spill in self._pending)
+        reserve = self._arena.free_pages + self._ranking.clean_pages + on_the_way
         if reserve >= total * HIGH_SHARE:
             self._refilling = False
         elif reserve < total * LOW_SHARE:
             self._refilling = True
-        # One bundle at a time: what it takes is known only when it is written.
-        if not self._refilling or self._pending or self._fruitless == self._situation():
+        if not self._refilling or self._fruitless == self._situation():
             return
-        unit = self._ranking.host.victim(self._worth_it)
-        if unit is None:
-            self._fruitless = self._situation()
-        else:
-            self._start(unit)
+        wanted = int(total * HIGH_SHARE) - reserve
+        while wanted > 0 and self._has_records():
+            unit = self._ranking.host.victim(self._worth_it)
+            if unit is None:
+                self._fruitless = self._situation()
+                return
+            wanted -= self._start(self._going(unit), wanted)
+
+    def _has_records(self) -> bool:
+        """Half of the buffers stay for captures and reads."""
+        records = self._store.records
+        return records.free_for_writes > records.total // 2
 
     def _situation(self) -> tuple[int, int, int]:
         """Return what has to change before a fruitless search is worth another one."""
@@ -98,6 +106,7 @@ class KvSpill:
             spill.copied.result()
             self._put(spill)
             self._cache.dec_host_lock_ref(spill.node_id, spill.lock)
+        self._busy = {spill.node_id for spill in self._pending}
 
     def reset(self) -> None:
         """The tree is being emptied, its locks with it."""
@@ -105,6 +114,7 @@ class KvSpill:
             spill.copied.result()
             self._store.release_record(spill.record)
         self._pending.clear()
+        self._busy.clear()
         self._refilling = False
 
     def close(self) -> None:
@@ -113,27 +123,45 @@ class KvSpill:
     def _worth_it(self, unit: Unit) -> bool:
         if unit.kind is not Kind.BUNDLE or unit.checkpoint is None:
             return False
-        ssd, core = self._ranking.ssd, self._core
-        if core.node_by_id(unit.nodes[0]) not in core.evictable_host_leaves:
+        if self._core.node_by_id(unit.nodes[0]) not in self._core.evictable_host_leaves:
             return False
-        return (
-            all(node in ssd.names for node in unit.nodes)
-            and not all(ssd.has_kv(node) for node in unit.nodes)
-            and self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD)
-        )
+        if not self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD):
+            return False
+        return any(self._can_go(node) for node in unit.nodes) and not self._busy & set(unit.nodes)
 
-    def _start(self, unit: Unit) -> None:
-        """Copy what the SSD does not have of the bundle, from its beginning, as far as there are records."""
+    def _can_go(self, node: Any) -> bool:
+        """Return whether the SSD can take more of a node's KV."""
+        return node in self._ranking.ssd.names and not self._ranking.ssd.has_kv(node)
+
+    def _going(self, unit: Unit) -> list[Any]:
+        """Return the bundle's nodes, deepest first, and those above that go after it: no other trajectory needs them."""
+        nodes, tree = list(unit.nodes), self._ranking.tree
+        above = self._core.node_by_id(nodes[-1]).parent
+        while above.parent is not None and above.evicted and above.backuped:
+            if sum(tree.has_kv(child.id, Tier.HOST) for child in above.children.values()) > 1:
+                break
+            nodes.append(above.id)
+            above = above.parent
+        return [node for node in nodes if self._can_go(node)]
+
+    def _start(self, nodes: list[Any], wanted: int) -> int:
+        """Copy what the SSD does not have of the nodes, as far as there are records; return how many pages that is."""
         ssd, tree = self._ranking.ssd, self._ranking.tree
-        most = self._store.layout.pages_per_extent
-        for node in reversed(unit.nodes):
+        most, started = self._store.layout.pages_per_extent, 0
+        for node in nodes:
+            if started >= wanted or node in self._busy:
+                break
+            self._busy.add(node)
             pages, before = tree.tokens(node) // self._page_size, tree.start(node) // self._page_size
             names = ssd.names.of(node)
             for first, count in ssd.extents.missing(node, pages):
                 for at in range(first, first + count, most):
-                    if not self._store.records.free_for_writes:
-                        return
-                    self._copy_extent(node, before, at, min(most, first + count - at), names)
+                    if not self._has_records():
+                        return started
+                    extent = min(most, first + count - at)
+                    self._copy_extent(node, before, at, extent, names)
+                    started += extent
+        return started
 
     def _copy_extent(self, node_id: Any, before: int, at: int, count: int, names: list[bytes]) -> None:
         record = self._store.acquire_record()
