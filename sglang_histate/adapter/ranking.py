@@ -12,6 +12,7 @@ from zlib import crc32
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.ssd_contents import SsdContents
+from sglang_histate.policy.placement import NO_COPIES, Copies, Reason, place
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
@@ -70,6 +71,7 @@ class Ranking:
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
         self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
+        self.fates = dict.fromkeys(Reason, 0)
         # Of all victims so far: two ranks with the same number have evicted the same.
         self.digest = 0
         self.residence = Residence()
@@ -247,14 +249,30 @@ class Ranking:
             "pressure": self.pressure(),
             "end_hit_share": self.tree.end_share.value,
             "evictions_total": dict(self.evictions),
+            "evictions_by_reason_total": {reason.value: count for reason, count in self.fates.items()},
             "victims_digest": self.digest,
         }
 
     def evicted(self, unit: Unit, tier: Tier) -> None:
-        """Count an eviction by tier and kind."""
+        """Count an eviction by tier and kind, and by what it means. Call it before anything goes."""
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
+        self.fates[place(unit.kind, tier, unit.checkpoint is not None, self._copies(unit)).reason] += 1
         victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"
         self.digest = crc32(victim.encode())
+
+    def _copies(self, unit: Unit) -> Copies:
+        """Return which tiers have all of a unit; a state that the SSD has counts as one that the host has."""
+        if unit.checkpoint is None:
+            return NO_COPIES
+        states = {tier for tier in Tier if self.has_checkpoint(unit.checkpoint, tier)}
+        if unit.kind is Kind.INTERMEDIATE:
+            return Copies(Tier.DEVICE in states, Tier.HOST in states, Tier.SSD in states)
+        kv = {tier for tier in Tier if all(self.tree.has_kv(node, tier) for node in unit.nodes)}
+        return Copies(
+            device=Tier.DEVICE in kv & states,
+            host=Tier.HOST in kv and bool(states & {Tier.HOST, Tier.SSD}),
+            ssd=Tier.SSD in kv & states,
+        )
 
     def check(self, root: Any) -> None:
         """Assert that the mirror is the tree below `root`. For tests."""

@@ -152,6 +152,8 @@ def test_every_session_comes_back_from_host_or_ssd(bench) -> None:
         bench.settle()
         bench.engine.check()
     assert bench.counters.kv_restores > 5
+    fates = bench.ranking.as_json()["evictions_by_reason_total"]
+    assert fates["copy-below"] > 20 and fates["no-room"] == 0, fates
     bench.check_idle()
 
 
