@@ -55,6 +55,7 @@ class SsdTier:
         self._agreement = agreement
         self._page_size = page_size
         self._captures: deque[ForwardCapture] = deque()
+        self._deaths_seen = 0
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Account for what the batch resumes from, and plan what its forward pass captures."""
@@ -100,6 +101,10 @@ class SsdTier:
         """Make visible what has finished on all ranks. Never waits."""
         self._bury()
         self.kv_spill.plan()
+        if self._core.deaths != self._deaths_seen:
+            # KV that a waiting request found on the host may be on the SSD only by now: it has to look again.
+            self._deaths_seen = self._core.deaths
+            self.fault_ins.version += 1
         if not (
             self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
         ):

@@ -25,6 +25,7 @@ class HiStateTreeCore(UnifiedTreeCore):
     """`UnifiedTreeCore`; without a ranking (while the cache builds itself) it behaves as stock."""
 
     ranking: Ranking | None = None
+    deaths = 0  # nodes that became dead so far
     _splitting = False
 
     def _update_evictable_leaf_sets(self, node: Any) -> None:
@@ -65,6 +66,7 @@ class HiStateTreeCore(UnifiedTreeCore):
                 cache_actions=cache_actions,
             )
         self.full_host_duplicates.pop(node.id, None)
+        self.deaths += 1
         self._update_evictable_leaf_sets(node)
         self._update_evictable_leaf_sets(node.parent)
 
@@ -73,6 +75,7 @@ class HiStateTreeCore(UnifiedTreeCore):
         if self.ranking is None or node.backuped or is_write_back or not self.ranking.ssd.has_kv(node_id):
             return super().evict_device_leaf(node_id, is_write_back)
         # No host copy, but the SSD has the KV: the node stays.
+        self.deaths += 1
         result = EvictDeviceLeafResult()
         full = self.components_by_type[ComponentType.FULL]
         frees = (result.device_frees, result.host_frees, result.cache_actions)

@@ -231,6 +231,30 @@ def test_an_aborted_request_leaves_the_kv_on_the_host(bench) -> None:
     bench.check_idle()
 
 
+def test_a_waiting_request_whose_kv_leaves_the_host_looks_again(bench) -> None:
+    sessions = many(bench, 20)
+    last = sessions[-1]
+    req = request(last + tokens((9, 1)))
+    while not bench.engine.cache.request_ready(req):
+        bench.drain()
+    assert bench.engine.match(req).full_kv_hit_length == len(last)
+    bench.tier.fault_ins.admitted(
+        req.cache_request_handle
+    )  # not pinned any more, as if nothing had been read for it
+    bench.ranking.clock += 1000
+    for ids in sessions[:-1]:
+        bench.ask(ids)  # the others come back and push it out
+        bench.settle()
+    bench.engine.cache.evict_host(1 << 20)
+    assert bench.engine.match(req).full_kv_hit_length == 0
+    bench.tier.tick()
+    assert bench.engine.cache.request_ready(req) is False, "its KV is on its way from the SSD"
+    bench.drain()
+    assert bench.engine.cache.request_ready(req) and bench.engine.match(req).full_kv_hit_length == len(last)
+    bench.tier.fault_ins.admitted(req.cache_request_handle)
+    bench.check_idle()
+
+
 def test_a_flush_while_kv_is_read_and_spilled(bench) -> None:
     first, *_ = many(bench, 20)
     assert bench.engine.cache.request_ready(request(first + tokens((9, 1)))) is False
