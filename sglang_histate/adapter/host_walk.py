@@ -34,7 +34,8 @@ class HostWalk:
     def free(self, pages: int) -> None:
         """Evict until `pages` arena pages are free more than before, or until nothing more can go.
 
-        First the intermediate checkpoints that only pass through: the SSD has them, so losing them costs one read.
+        First the intermediate checkpoints that only pass through: the SSD has them, so losing them costs one read. Then
+        bundles in the order of the ranking; what the SSD will have soon waits for it while there are others.
         """
         states = self._core.host_lru_lists[ComponentType.MAMBA]
         node = states.get_lru_no_host_lock()
@@ -44,7 +45,9 @@ class HostWalk:
                 self._drop_state(node)
             node = following
         while self._freed() < pages:
-            unit = self._ranking.host.victim(self._usable)
+            unit = self._ranking.host.victim(self._needs_no_write) if self._ranking.clean_pages else None
+            if unit is None:
+                unit = self._ranking.host.victim(self._usable)
             if unit is None:
                 return
             self._ranking.evicted(unit, Tier.HOST)
@@ -92,6 +95,16 @@ class HostWalk:
                 self._host_frees,
                 cache_actions=self._cache_actions,
             )
+
+    def _needs_no_write(self, unit: Unit) -> bool:
+        """Usable, and nothing is lost that a spill would save."""
+        if not self._usable(unit):
+            return False
+        if unit.kind is Kind.INTERMEDIATE or unit.checkpoint is None:
+            return True
+        ssd = self._ranking.ssd
+        saved = all(ssd.has_kv(node) or node not in ssd.names for node in unit.nodes)
+        return saved or not self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD)
 
     def _usable(self, unit: Unit) -> bool:
         if unit.kind is Kind.BUNDLE:

@@ -280,6 +280,25 @@ def test_a_small_ssd_keeps_its_budget_and_forgets_whole_sessions() -> None:
     bench.tier.close()
 
 
+def test_the_host_lets_go_of_what_the_ssd_has_before_what_it_will_have(bench) -> None:
+    older, newer = tokens((1, 512)), tokens((2, 512))
+    bench.visit(older)
+    bench.visit(newer)
+    bench.off_device()
+    node = next(node for node in all_nodes(bench) if matches(node, newer))
+    bench.tier.kv_spill._start([node.id], 8)
+    bench.drain()
+    assert bench.ranking.clean_pages == 8
+    bench.engine.cache.evict_host(512)
+    bench.engine.check()
+    assert bench.core.is_dead(node)
+    assert bench.ask(newer) == len(newer), "it comes back from the SSD"
+    assert bench.ask(older) == len(older), "the SSD did not have it yet"
+    bench.engine.cache.evict_host(1 << 20)
+    bench.engine.check()
+    assert bench.engine.arena.free_pages == bench.engine.arena.total_pages, "a reserve is no condition"
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history_keeps_every_invariant(seed: int) -> None:
     draw = random.Random(seed)
