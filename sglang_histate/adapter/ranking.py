@@ -92,8 +92,11 @@ class Ranking:
         self.ssd = SsdContents(
             self.tree, ssd_queue, self._sizes.page, self.residence.state, self._count_clean
         )
-        self._clean: dict[Any, int] = {}  # node -> its pages, if losing its host KV costs nothing but a read
+        # Node -> its pages, if its host KV can go at once and costs nothing but a read.
+        self._clean: dict[Any, int] = {}
         self.clean_pages = 0
+        self._blocks: dict[Any, Any] = {}  # node that has to go before its parent and would be lost -> parent
+        self._blocked: dict[Any, int] = {}  # how many of those it has below itself
 
     def _queue(self, pool: Pool) -> EvictionQueue:
         return EvictionQueue(self.tree, pool, self._sizes.kv_token, self._tau, self._mode)
@@ -147,12 +150,35 @@ class Ranking:
             self._count_clean(node.id)
 
     def _count_clean(self, node: Any) -> None:
-        """Keep count of the host's pages whose KV the SSD has too, and the device has not."""
-        clean = self._where.get(node, 0) & _KV == _KV_HOST and self.ssd.has_kv(node)
+        """Keep count of the host's pages whose KV the SSD has too, and the device has not.
+
+        Those above KV that the SSD does not have do not count: it would have to go first.
+        """
+        kv = self._where.get(node, 0) & _KV
+        clean = kv == _KV_HOST and self.ssd.has_kv(node) and node not in self._blocked
         pages = self.tree.tokens(node) // self._sizes.page if clean else 0
         self.clean_pages += pages - self._clean.pop(node, 0)
         if pages:
             self._clean[node] = pages
+        self._block(node, self.tree.parent(node) if kv and not clean else None)
+
+    def _block(self, node: Any, parent: Any | None) -> None:
+        """Say which parent `node` keeps from going, None for none."""
+        before = self._blocks.get(node)
+        if before == parent:
+            return
+        if parent is None:
+            del self._blocks[node]
+        else:
+            self._blocks[node] = parent
+            self._blocked[parent] = self._blocked.get(parent, 0) + 1
+        if before is not None:
+            self._blocked[before] -= 1
+            if not self._blocked[before]:
+                del self._blocked[before]
+        for changed in (before, parent):
+            if changed is not None and changed != self.tree.root and changed in self.tree:
+                self._count_clean(changed)
 
     def _is_in_tree(self, node: Any) -> bool:
         parent = node.parent
@@ -176,6 +202,7 @@ class Ranking:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
         self._where.pop(node.id)
         self.clean_pages -= self._clean.pop(node.id, 0)
+        self._block(node.id, None)
         since = self._since.pop(node.id, None)
         if since is not None:
             self.residence.kv.evicted(since, self.clock)
@@ -280,8 +307,8 @@ class Ranking:
         for node in nodes:
             nodes.extend(node.children.values())
         assert {node.id for node in nodes} == set(self._where) - {self.tree.root}
-        pages = 0
-        for node in nodes:
+        clean: dict[Any, int] = {}
+        for node in reversed(nodes):
             assert self.tree.parent(node.id) == node.parent.id and self.tree.tokens(node.id) == len(node.key)
             full, state = node.component_data[ComponentType.FULL], node.component_data[ComponentType.MAMBA]
             assert self.tree.has_kv(node.id, Tier.DEVICE) == (full.value is not None)
@@ -291,12 +318,13 @@ class Ranking:
             assert (Tier.HOST in at_end) == (state.host_value is not None)
             on_ssd = self.ssd.extents.covered(node.id, len(node.key) // self._sizes.page)
             assert self.tree.has_kv(node.id, Tier.SSD) == on_ssd
-            assert on_ssd or full.value is not None or full.host_value is not None, (
-                f"node {node.id} is nowhere"
-            )
+            held = on_ssd or full.value is not None or full.host_value is not None
+            assert held or node.id in self.ssd.incomplete, f"node {node.id} is nowhere"
             if on_ssd and full.host_value is not None and full.value is None:
-                pages += len(node.key) // self._sizes.page
-        assert self.clean_pages == pages
+                below = [child.id for child in node.children.values()]
+                if all(child in clean or not self._where[child] & _KV for child in below):
+                    clean[node.id] = len(node.key) // self._sizes.page
+        assert self._clean == clean and self.clean_pages == sum(clean.values())
 
 
 def attach_ranking(

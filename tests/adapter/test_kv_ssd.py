@@ -299,6 +299,28 @@ def test_the_host_lets_go_of_what_the_ssd_has_before_what_it_will_have(bench) ->
     assert bench.engine.arena.free_pages == bench.engine.arena.total_pages, "a reserve is no condition"
 
 
+def test_clean_kv_above_kv_that_only_the_host_has_is_no_reserve(bench) -> None:
+    whole = tokens((1, 512 + PAGE))
+    bench.visit(whole[:512])
+    bench.off_device()
+    node = next(node for node in all_nodes(bench) if matches(node, whole))
+    bench.tier.kv_spill._start([node.id], 8)
+    bench.drain()
+    assert bench.ranking.clean_pages == 8
+    bench.visit(whole)
+    bench.off_device()
+    bench.engine.check()
+    assert bench.ranking.clean_pages == 0, "the last page would have to go first"
+    (leaf,) = node.children.values()
+    bench.tier.kv_spill._start([leaf.id], 1)
+    bench.drain()
+    bench.engine.check()
+    assert bench.ranking.clean_pages == 9
+    bench.engine.cache.evict_host(PAGE)
+    bench.engine.check()
+    assert bench.core.is_dead(leaf) and bench.ranking.clean_pages == 8
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history_keeps_every_invariant(seed: int) -> None:
     draw = random.Random(seed)
