@@ -154,19 +154,22 @@ class Ranking:
 
         Those above KV that the SSD does not have do not count: it would have to go first.
         """
-        kv = self._where.get(node, 0) & _KV
-        clean = kv == _KV_HOST and self.ssd.has_kv(node) and node not in self._blocked
-        pages = self.tree.tokens(node) // self._sizes.page if clean else 0
-        self.clean_pages += pages - self._clean.pop(node, 0)
-        if pages:
-            self._clean[node] = pages
-        self._block(node, self.tree.parent(node) if kv and not clean else None)
+        changed = [node]
+        while changed:
+            node = changed.pop()
+            kv = self._where.get(node, 0) & _KV
+            clean = kv == _KV_HOST and self.ssd.has_kv(node) and node not in self._blocked
+            pages = self.tree.tokens(node) // self._sizes.page if clean else 0
+            self.clean_pages += pages - self._clean.pop(node, 0)
+            if pages:
+                self._clean[node] = pages
+            changed += self._block(node, self.tree.parent(node) if kv and not clean else None)
 
-    def _block(self, node: Any, parent: Any | None) -> None:
-        """Say which parent `node` keeps from going, None for none."""
+    def _block(self, node: Any, parent: Any | None) -> list[Any]:
+        """Say which parent `node` keeps from going, None for none; return the nodes for which that changes something."""
         before = self._blocks.get(node)
         if before == parent:
-            return
+            return []
         if parent is None:
             del self._blocks[node]
         else:
@@ -176,9 +179,9 @@ class Ranking:
             self._blocked[before] -= 1
             if not self._blocked[before]:
                 del self._blocked[before]
-        for changed in (before, parent):
-            if changed is not None and changed != self.tree.root and changed in self.tree:
-                self._count_clean(changed)
+        return [
+            one for one in (before, parent) if one is not None and one != self.tree.root and one in self.tree
+        ]
 
     def _is_in_tree(self, node: Any) -> bool:
         parent = node.parent
@@ -202,7 +205,8 @@ class Ranking:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
         self._where.pop(node.id)
         self.clean_pages -= self._clean.pop(node.id, 0)
-        self._block(node.id, None)
+        for other in self._block(node.id, None):
+            self._count_clean(other)
         since = self._since.pop(node.id, None)
         if since is not None:
             self.residence.kv.evicted(since, self.clock)

@@ -111,15 +111,17 @@ class HiStateTreeCore(UnifiedTreeCore):
         ]
 
     def _remove_leaf_from_parent(self, node: Any) -> None:
-        for child in list(node.children.values()):
-            assert self.is_dead(child), f"node {child.id} below {node.id} would be lost"
-            self._remove_leaf_from_parent(child)
-        super()._remove_leaf_from_parent(node)
+        below = list(node.children.values())
+        for dead in below:
+            assert self.is_dead(dead), f"node {dead.id} below {node.id} would be lost"
+            below.extend(dead.children.values())
+        for gone in (*reversed(below), node):
+            super()._remove_leaf_from_parent(gone)
+            if self.ranking is not None:
+                self.ranking.removed(gone)
         if node.parent.children:
             # SGLang looks at a parent only when its last child goes; here the others may all be dead.
             self._update_evictable_leaf_sets(node.parent)
-        if self.ranking is not None:
-            self.ranking.removed(node)
 
     def set_component_device_value(self, node_id: Any, component_type: Any, value: Any) -> None:
         super().set_component_device_value(node_id, component_type, value)

@@ -11,9 +11,10 @@ import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Miss
+from sglang_histate.adapter.kv_extents import Piece
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.request_state import state_of
-from sglang_histate.store import RecordKind
+from sglang_histate.store import Key, RecordKind
 from tests.store.fakes import FakeDisk
 
 from .conftest import GPU
@@ -319,6 +320,37 @@ def test_clean_kv_above_kv_that_only_the_host_has_is_no_reserve(bench) -> None:
     bench.engine.cache.evict_host(PAGE)
     bench.engine.check()
     assert bench.core.is_dead(leaf) and bench.ranking.clean_pages == 8
+
+
+def test_a_session_of_many_turns_is_not_too_deep() -> None:
+    """As many nodes as turns on one path, all clean: what happens at its end reaches up to its beginning."""
+    turns = 600
+    bench = Bench(kv_tokens=PAGE * (turns + 1), host_pages=turns + 32)
+    ids = tokens((1, PAGE * turns))
+    bench.engine.insert(ids)
+    bench.engine.settle()
+    for turn in reversed(range(1, turns)):
+        bench.match(ids[: PAGE * turn])
+    bench.off_device()
+    nodes = all_nodes(bench)
+    assert len(nodes) == turns
+    ssd = bench.ranking.ssd
+    for node in nodes:
+        ssd.place_extent(b"%032d" % node.id, node.id, Piece(b"%032d" % node.id, 0, 0, 1))
+    assert bench.ranking.clean_pages == turns
+    leaf = nodes[-1]
+    ssd.gone(Key(b"%032d" % leaf.id, RecordKind.KV), False, 1)
+    assert bench.ranking.clean_pages == 0
+    ssd.incomplete.clear()
+    ssd.place_extent(b"%032d" % leaf.id, leaf.id, Piece(b"%032d" % leaf.id, 0, 0, 1))
+    assert bench.ranking.clean_pages == turns
+    bench.engine.cache.evict_host(1 << 20)
+    assert bench.dead() == turns
+    ssd.gone(Key(b"%032d" % nodes[0].id, RecordKind.KV), False, 1)
+    bench.tier.tick()
+    assert not all_nodes(bench), "what comes after lost KV is of no use"
+    bench.engine.check()
+    bench.tier.close()
 
 
 @pytest.mark.parametrize("seed", range(4))
