@@ -38,7 +38,11 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
                 "breaker_open": stats.breaker_open,
             },
         },
-        "eviction": tree_cache.tier.ranking.as_json(),
+        "eviction": {
+            **tree_cache.tier.ranking.as_json(),
+            # Only one rank answers; all of them run this in the same step.
+            "ranks_agree": tree_cache.tier.ranks_agree(),
+        },
         "inflight": {
             "records_free": stats.buffers_free,
             "records_total": stats.buffers_total,

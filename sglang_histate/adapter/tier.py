@@ -152,6 +152,11 @@ class SsdTier:
                 if self._core.is_dead(node):
                     self._core.remove_dead(node)
 
+    def ranks_agree(self) -> bool:
+        """Return whether all ranks have evicted the same so far. Every rank must call it in the same step."""
+        lowest, highest = self._agreement.minimum([self.ranking.digest, -self.ranking.digest])
+        return lowest == -highest
+
     def request_planned(self, req: Any) -> None:
         """The request is in a batch: what it resumes from is locked by its load-back."""
         self.fault_ins.admitted(req.cache_request_handle)

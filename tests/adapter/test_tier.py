@@ -334,6 +334,14 @@ def test_several_ranks_reduce_once() -> None:
     assert seen == [([3, 0, 7], torch.distributed.ReduceOp.MIN)]
 
 
+def test_ranks_that_evicted_otherwise_do_not_agree(rank) -> None:
+    assert rank.tier.ranks_agree()
+    rank.tier.ranking.digest = 7
+    assert rank.tier.ranks_agree()
+    rank.tier._agreement = SimpleNamespace(minimum=lambda mine: [min(mine[0], 5), min(mine[1], -5)])
+    assert not rank.tier.ranks_agree()
+
+
 # Accounting
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 
 import pytest
 
@@ -24,6 +25,23 @@ COMMON = ("--chunked-prefill-size", "2048", "--max-total-tokens", "16384")
 SLOW_DISK = (("HISTATE_TEST_DISK_DELAY_MS", "40"),)
 ONE = Spec("one-rank", COMMON, SLOW_DISK)
 TWO = Spec("two-ranks", (*COMMON, "--tp-size", "2"), SLOW_DISK)
+# Of each rank: 1.6 MiB on the device, 2.5 MiB on the host, 2 MiB on the SSD; the sessions below are ten times as much.
+TIGHT_TWO = Spec(
+    "two-tight-ranks",
+    (
+        "--chunked-prefill-size",
+        "2048",
+        "--max-total-tokens",
+        "3072",
+        "--max-mamba-cache-size",
+        "24",
+        "--tp-size",
+        "2",
+    ),
+    SLOW_DISK,
+    sizes=("--histate-ssd-size", "2MiB", "--histate-inflight-size", "1MiB", "--histate-host-size", "5MiB"),
+)
+BATCH = 6
 
 
 def prompts() -> list[list[int]]:
@@ -77,6 +95,40 @@ def test_concurrent_requests_do_not_hang(servers: Servers) -> None:
         pending.result(120)
         answered += 1
     assert answered == REQUESTS
+    assert_all_returned(server)
+
+
+def test_both_ranks_evict_the_same(servers: Servers) -> None:
+    """After each batch; every tier is so small that it evicts, and the disks of the ranks are slow in their own ways."""
+    server = servers.get(TIGHT_TWO)
+    source = random.Random(11)
+    contexts = [random_tokens(source.randrange(300, 900), f"tp tight-{index}") for index in range(24)]
+    asked = hits = reads = batches = 0
+    started = time.monotonic()
+    while asked < REQUESTS:
+        waiting = []
+        for index in source.sample(range(len(contexts)), BATCH):
+            new = [source.randrange(32, 256) for _ in range(source.randrange(20, 250))]
+            context = contexts[index]
+            kept = len(context) if source.random() < 0.6 else source.randrange(64, len(context))
+            contexts[index] = (context[:kept] if len(context) < 1400 else context[:200]) + new
+            waiting.append(Pending(server, contexts[index], source.choice([1, 4, 70])))
+        for pending in waiting:
+            answer = pending.result(120)
+            hits += cached(answer) > 0
+            reads += details(answer)["ssd_checkpoint"] > 0
+        asked, batches = asked + len(waiting), batches + 1
+        eviction = server.status()["eviction"]
+        assert eviction["ranks_agree"], f"the ranks have evicted differently after {asked} requests"
+    evicted = eviction["evictions_total"]
+    print(
+        f"tensor parallel: {asked} requests in {time.monotonic() - started:.0f} s, equal digests after each of {batches} "
+        f"batches; hits {hits}, of these {reads} through the SSD; evictions {evicted}"
+    )
+    if asked >= 60:
+        for tier in ("device", "host", "ssd"):
+            assert evicted[f"{tier}_bundle"] + evicted[f"{tier}_intermediate"] > 0
+    assert reads > 0
     assert_all_returned(server)
 
 
