@@ -218,8 +218,8 @@ def clients(server: Server, requests: int, seed: str) -> list[str]:
     return errors
 
 
-BUDGET_REQUESTS = 320
-RSS_NOISE = 64 << 20  # bytes: activations of eight requests, kept by the allocator once they were freed
+BUDGET_REQUESTS = 200
+RSS_NOISE = 16 << 20  # bytes: activations of eight requests, kept by the allocator once they were freed
 
 
 def test_no_budget_is_ever_exceeded(tiers: Server, servers: Servers) -> None:
