@@ -248,15 +248,17 @@ def test_71_zero_reuse_captures_without_reading(fixed: Server) -> None:
 
 
 def test_90_the_end_of_an_output_is_reused(fixed: Server) -> None:
-    """vllm#56972: a checkpoint at the end of the decode, on the SSD after the device forgot it."""
+    """vllm#56972: a checkpoint at the end of the decode; after the device forgot it the host has it, without a read."""
     prompt = random_tokens(256, "90")
     answer = fixed.generate(prompt, 256)
     fixed.settle()
     push_out_of_device(fixed, "90")
     follow = [*prompt, *answer["output_ids"], *random_tokens(50, "90 new")]
+    reads = fixed.settle()["counters"]["ssd_reads_total"]
     warm = fixed.generate(follow, 8)
     assert cached(warm) >= 512 - PAGE
-    assert details(warm)["ssd_checkpoint"] == cached(warm)
+    assert details(warm)["host"] > 0 and details(warm)["ssd_checkpoint"] == 0
+    assert fixed.settle()["counters"]["ssd_reads_total"] == reads
     warm_equals_cold(fixed, follow, warm)
 
 
