@@ -119,11 +119,10 @@ def test_restore_through_host_and_ssd_into_a_pool_of_states(main: Server) -> Non
     fill_with_kv(main, "restore pusher", 3)
     fill_with_states(main, "restore states")
     main.settle()
-    # The end of the output was copied from its slot, wherever the slot was.
+    # The end of the output was copied from its slot, wherever the slot was, to the host too.
     turn = prompt + first["output_ids"][:-1] + random_tokens(60, "restore turn")
     resumed = main.generate(turn, 16)
-    assert cached(resumed) == 8256 and details(resumed)["ssd_checkpoint"] == cached(resumed)
-    assert details(resumed)["host"] > 0
+    assert cached(resumed) == 8256 and details(resumed)["host"] > 0
     rewrite = prompt[:5000] + random_tokens(200, "restore new")
     warm = main.generate(rewrite, 16)
     assert cached(warm) >= 4096 and details(warm)["ssd_checkpoint"] == cached(warm)
