@@ -6,11 +6,11 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.arguments import positive, size_bytes
 from eval.eviction.budgets import DEMO_UNITS, Budgets
 from eval.eviction.requests import PAGE
 from eval.eviction.rows import Mode
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
-from sglang_histate.sizes import parse_size
 
 TRACES = Path("../shared/traces")
 SAMPLES, BIG_FILE = Path("weka_cc/samples"), Path("weka_cc/weka_cc_710.jsonl.xz")
@@ -58,47 +58,53 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument("--taus", default=f"{DEFAULT_TAU:g}", help="comma-separated (%(default)s)")
     sessions = parser.add_argument_group("requests")
-    sessions.add_argument("--sessions", type=_count, default=24, help="from the big file (%(default)s)")
+    sessions.add_argument("--sessions", type=positive, default=24, help="from the big file (%(default)s)")
     sessions.add_argument("--skip", type=int, default=0, help="sessions of the big file to pass over (0)")
-    sessions.add_argument("--live", type=_count, default=12, help="sessions at a time (%(default)s)")
+    sessions.add_argument("--live", type=positive, default=12, help="sessions at a time (%(default)s)")
     sessions.add_argument(
         "--longest-gap", type=float, default=60.0, metavar="S", help="pauses are cut to it (%(default)s)"
     )
     sessions.add_argument(
         "--context",
-        type=_count,
+        type=positive,
         default=65536,
         help="a session ends where it exceeds it (%(default)s tokens)",
     )
-    sessions.add_argument("--turns", type=_count, default=25, help="most of a session (%(default)s)")
+    sessions.add_argument("--turns", type=positive, default=25, help="most of a session (%(default)s)")
     sessions.add_argument(
-        "--tokens-per-block", type=_count, default=4, metavar="N", help="of 64 recorded tokens (%(default)s)"
+        "--tokens-per-block",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="of 64 recorded tokens (%(default)s)",
     )
     sessions.add_argument(
         "--most-output",
-        type=_count,
+        type=positive,
         default=1,
         metavar="N",
         help="most tokens of an answer (%(default)s); no later prompt has them, so that with more of them one answer in "
         "64 / N leaves a page that is never used again",
     )
     sizes = parser.add_argument_group("budgets, the same for all")
-    sizes.add_argument("--device-kv-tokens", type=_count, default=8192, metavar="N", help="(%(default)s)")
-    sizes.add_argument("--device-states", type=_count, default=24, metavar="N", help="(%(default)s)")
+    sizes.add_argument("--device-kv-tokens", type=positive, default=8192, metavar="N", help="(%(default)s)")
+    sizes.add_argument("--device-states", type=positive, default=24, metavar="N", help="(%(default)s)")
     sizes.add_argument(
         "--static-split", action="store_true", help="two shares of the device instead of one pool of bytes"
     )
     sizes.add_argument(
         "--host-kv-tokens",
-        type=_count,
+        type=positive,
         default=32768,
         metavar="N",
         help="host memory as tokens of KV; what is in flight comes on top (%(default)s)",
     )
     sizes.add_argument(
-        "--inflight-size", type=_size, default="2MiB", help="at most the SSD's size (%(default)s)"
+        "--inflight-size", type=size_bytes, default="2MiB", help="at most the SSD's size (%(default)s)"
     )
-    sizes.add_argument("--ssd-states", type=_count, default=32, metavar="N", help="checkpoints (%(default)s)")
+    sizes.add_argument(
+        "--ssd-states", type=positive, default=32, metavar="N", help="checkpoints (%(default)s)"
+    )
     parser.add_argument("--work-dir", type=Path, default=DEFAULT_DIR, help="logs and SSDs (%(default)s)")
     parser.add_argument("--json", type=Path, help="where the figures go (summary.json in the work directory)")
     parser.add_argument(
@@ -164,17 +170,3 @@ def _modes(parser: argparse.ArgumentParser, modes: str, taus: str) -> tuple[Mode
     if any(not 0 <= tau < float("inf") for tau in values):
         parser.error(f"--taus {taus}: numbers of requests, not negative, are expected")
     return tuple(chosen)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

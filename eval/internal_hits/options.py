@@ -6,10 +6,11 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.arguments import positive, size_bytes
 from eval.internal_hits.budgets import Budgets
 from eval.internal_hits.cases import CASES, LONG, ZERO_REUSE, ZERO_REUSE_TITLE, Scale
 from eval.internal_hits.systems import DESCRIPTIONS, HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, STOCK
-from sglang_histate.sizes import format_size, parse_size
+from sglang_histate.sizes import format_size
 
 DEFAULT_DIR = Path("build/internal_hits")
 CHUNK = 8192
@@ -126,11 +127,13 @@ def parse(argv: list[str] | None = None) -> Options:
     parser.add_argument(
         "--quick", action="store_true", help="one repeat, 4 rewrite points, 4 zero-reuse pairs"
     )
-    parser.add_argument("--repeats", type=_count, help="repeats of cases a, b, c, e, f with new prompts (3)")
-    parser.add_argument("--points", type=_count, help="rewrite points of case d (10)")
+    parser.add_argument(
+        "--repeats", type=positive, help="repeats of cases a, b, c, e, f with new prompts (3)"
+    )
+    parser.add_argument("--points", type=positive, help="rewrite points of case d (10)")
     parser.add_argument(
         "--pairs",
-        type=_count,
+        type=positive,
         help="zero-reuse pairs of each length (24), half of them with either server started first",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of all prompts and points (%(default)s)")
@@ -142,19 +145,19 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument("--model", metavar="PATH", help="a hybrid model instead of the demo model")
     parser.add_argument(
-        "--device-kv-tokens", type=_count, default=32768, metavar="N", help="device KV pool (%(default)s)"
+        "--device-kv-tokens", type=positive, default=32768, metavar="N", help="device KV pool (%(default)s)"
     )
     parser.add_argument(
-        "--device-states", type=_count, default=48, metavar="N", help="device state slots (%(default)s)"
+        "--device-states", type=positive, default=48, metavar="N", help="device state slots (%(default)s)"
     )
     parser.add_argument(
         "--host-ratio", type=float, default=2.0, help="HiState's host pools to device pools (%(default)s)"
     )
     parser.add_argument(
-        "--inflight-size", type=_size, default="16MiB", help="HiState's in-flight records (%(default)s)"
+        "--inflight-size", type=size_bytes, default="16MiB", help="HiState's in-flight records (%(default)s)"
     )
     parser.add_argument(
-        "--disk-size", type=_size, default="64MiB", help="disk tier of each system (%(default)s)"
+        "--disk-size", type=size_bytes, default="64MiB", help="disk tier of each system (%(default)s)"
     )
     parser.add_argument(
         "--work-dir", type=Path, default=DEFAULT_DIR, help="logs and disk tiers (%(default)s)"
@@ -209,17 +212,3 @@ def _subset(parser: argparse.ArgumentParser, flag: str, text: str, allowed: list
     if unknown or not chosen:
         parser.error(f"{flag}: {unknown[0] if unknown else 'nothing'} is not one of {', '.join(allowed)}")
     return tuple(name for name in allowed if name in chosen)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
