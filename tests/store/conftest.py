@@ -7,6 +7,8 @@ import pytest
 
 from sglang_histate.store import NO_PARENT, CheckpointStore, RecordLayout
 
+from .fakes import FakeDisk
+
 # header 4096, payload 9396, slab 16384; 4 KV pages per extent, not aligned to anything
 LAYOUT = RecordLayout((5000, 300, 4096), kv_page_bytes=3000)
 SLAB = LAYOUT.slab_bytes
@@ -14,6 +16,11 @@ SLAB = LAYOUT.slab_bytes
 
 def key(number: int) -> bytes:
     return number.to_bytes(32, "big")
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
 
 
 def open_store(root: Path = Path("unused"), *, slabs: int = 4, **changes) -> CheckpointStore:

@@ -26,11 +26,6 @@ KV, CHECKPOINT = RecordKind.KV, RecordKind.CHECKPOINT
 
 
 @pytest.fixture
-def disk() -> FakeDisk:
-    return FakeDisk()
-
-
-@pytest.fixture
 def store(disk: FakeDisk):
     store = open_store(disk=disk)
     yield store

@@ -34,11 +34,6 @@ class Ears:
 
 
 @pytest.fixture
-def disk() -> FakeDisk:
-    return FakeDisk()
-
-
-@pytest.fixture
 def ears() -> Ears:
     return Ears()
 

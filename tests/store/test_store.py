@@ -14,11 +14,6 @@ from .fakes import FakeDisk
 
 
 @pytest.fixture
-def disk() -> FakeDisk:
-    return FakeDisk()
-
-
-@pytest.fixture
 def store(disk: FakeDisk):
     store = open_store(disk=disk)
     yield store
