@@ -20,13 +20,11 @@ from sglang_histate.pool import HostArena, Kind
 class SharedArena:
     """The arena, its bytes as a tensor, and the way to make room in it.
 
-    `make_room(pages, kind)` evicts until that many more pages are free, if it can. Alike on all ranks, because the
+    `make_room(pages)` evicts until that many more pages are free, if it can. Alike on all ranks, because the
     arena's contents are.
     """
 
-    def __init__(
-        self, arena: HostArena, device: torch.device, make_room: Callable[[int, Kind], None]
-    ) -> None:
+    def __init__(self, arena: HostArena, device: torch.device, make_room: Callable[[int], None]) -> None:
         self.arena = arena
         self.memory = torch.from_numpy(arena.memory)
         self.lock = threading.RLock()
@@ -45,7 +43,7 @@ class SharedArena:
         with self.lock:
             pages = self.arena.allocate(count, kind)
             if pages is None and count <= self.arena.total_pages:
-                self._make_room(count - self.arena.free_pages, kind)
+                self._make_room(count - self.arena.free_pages)
                 pages = self.arena.allocate(count, kind)
             return pages
 

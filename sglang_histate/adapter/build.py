@@ -101,15 +101,15 @@ def _start_tier(
         cache,
         sizes=Sizes(
             state=record.payload_bytes,
-            kv_token=round(kv_token_bytes),
+            kv_token=kv_token_bytes,
             page=page_size,
+            state_pages=cache.host_pool_group.get_pool(PoolName.MAMBA).pages_per_slot,
             slab=record.slab_bytes,
             slab_pages=record.pages_per_extent,
         ),
         mode=config.eviction,
         tau=config.tau,
         one_device_pool=is_one_pool(allocator),
-        one_host_pool=True,
     )
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
@@ -125,12 +125,12 @@ def _start_tier(
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
-    if temporal.device.type != "cuda":
-        _touch_host_pools(cache)
-    component = cache.components[ComponentType.MAMBA]
-    slots = HostSlots(component, layout)
-    kv_face = cache.host_pool_group.get_pool(PoolName.KV)
     on_cuda = temporal.device.type == "cuda"
+    slots = HostSlots(cache.components[ComponentType.MAMBA], layout)
+    kv_face = cache.host_pool_group.get_pool(PoolName.KV)
+    if not on_cuda:
+        # Nothing pins the arena then, and each page would be brought in by the request that first backs KV up into it.
+        kv_face.shared.memory.zero_()
     cache.tier = SsdTier(
         store=store,
         planner=CapturePlanner(
@@ -207,14 +207,3 @@ def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:
     if not config.intervals_are_default:
         return config.interval
     return IntervalPolicy(tuple(i for i in config.interval.supported if i % grid == 0))
-
-
-def _touch_host_pools(cache: HiStateCache) -> None:
-    """Have the host arena in memory before the first request, as a pinned one is.
-
-    Without a GPU nothing pins them, and each page would be brought in by the request that first backs KV up into it.
-    """
-    for entry in cache.host_pool_group.entries:
-        buffers = entry.host_pool.kv_buffer
-        for buffer in buffers if isinstance(buffers, list | tuple) else [buffers]:
-            buffer.zero_()

@@ -41,24 +41,11 @@ class DeviceWalk:
         if self._goes_by_state(unit):
             assert unit.checkpoint is not None
             node = self._core.node_by_id(unit.checkpoint[0])
-            component = self._core.components_by_type[ComponentType.MAMBA]
-            self._core._evict_component_and_detach_lru(
-                node,
-                component,
-                target=EvictLayer.DEVICE,
-                tracker=tracker,
-                device_frees=device_frees,
-                host_frees=host_frees,
-                cache_actions=cache_actions,
-            )
-            self._core._update_evictable_leaf_sets(node)
+            self._core.drop_state(node, EvictLayer.DEVICE, tracker, device_frees, host_frees, cache_actions)
             return None
         if unit.cut is not None:
             node_id, offset = unit.cut
-            node = self._core.node_by_id(node_id)
-            _, action = self._core._split_node(node.key, node, offset)
-            if action is not None:
-                cache_actions.append(action)
+            cache_actions += self._core.cut(self._core.node_by_id(node_id), offset)[1]
         self._leaves.extend(self._core.node_by_id(node_id) for node_id in unit.nodes)
         return self._leaves.popleft().id
 

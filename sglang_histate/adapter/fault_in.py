@@ -13,7 +13,6 @@ A request never waits for ever: for a buffer it waits only as long as the reads 
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +23,7 @@ import torch
 from sglang_histate.adapter.counters import Counters, Miss
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.kv_restore import KvRestore
+from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.pins import HostPins
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
@@ -51,8 +51,7 @@ class FaultIn:
     state_ok: bool | None = None
     waiters: dict[Any, Any] = field(default_factory=dict)  # request handle -> request
     abandoned: bool = False  # past the deadline: its waiters have gone on
-    cancelled: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    landing: Landing = field(default_factory=Landing)
 
 
 class _Look(Enum):
@@ -228,8 +227,7 @@ class FaultIns:
     def reset(self) -> None:
         """Forget all reads in flight. Their host slots belong to the pool again, so no thread may write to them."""
         for fault in self._by_key.values():
-            with fault.lock:
-                fault.cancelled = True
+            fault.landing.cancel()
             if fault.restore is not None:
                 fault.restore.cancel()
             self._counters.miss(Miss.CACHE_RESET)
@@ -353,9 +351,8 @@ class FaultIns:
                 break
             end += len(node.key)
         if end + len(node.key) > fault.position:
-            node, action = core._split_node(node.key, node, fault.position - end)
-            if action is not None:
-                self._cache._apply_cache_actions([action])
+            node, actions = core.cut(node, fault.position - end)
+            self._cache._apply_cache_actions(actions)
         if anchor.parent is not None:
             if not anchor.backuped:
                 # Host KV below KV that is only on the device would break an invariant of the tree.
@@ -376,9 +373,7 @@ class FaultIns:
 
     def _deliver(self, fault: FaultIn, record: Record) -> None:
         """Reader thread: copy verified bytes into the host slot, so that the scheduler thread never does."""
-        with fault.lock:
-            if not fault.cancelled:
-                self._slots.fill(fault.slot, record.payload)
+        fault.landing.copy(lambda: self._slots.fill(fault.slot, record.payload))
 
     def _attach(self, fault: FaultIn) -> None:
         req = next(iter(fault.waiters.values()))

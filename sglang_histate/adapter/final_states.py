@@ -6,7 +6,6 @@ The checkpoint that it supersedes is an intermediate one now and goes from the h
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.host_slots import HostSlots
+from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.output_ends import OutputEnd
 from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record
 
@@ -23,8 +23,7 @@ class _Copy:
     node_id: Any
     lock: Any
     slot: torch.Tensor
-    writing: threading.Lock = field(default_factory=threading.Lock)
-    cancelled: bool = False
+    landing: Landing = field(default_factory=Landing)
 
 
 class FinalStates:
@@ -84,15 +83,12 @@ class FinalStates:
     def reset(self) -> None:
         """The tree is being emptied, and with it the arena: what is under way must not write to it any more."""
         for _, copy in self._copies.values():
-            with copy.writing:
-                copy.cancelled = True
+            copy.landing.cancel()
         self._copies.clear()
 
     def _deliver(self, copy: _Copy, record: Record) -> None:
         """Reader thread."""
-        with copy.writing:
-            if not copy.cancelled:
-                self._slots.fill(copy.slot, record.payload)
+        copy.landing.copy(lambda: self._slots.fill(copy.slot, record.payload))
 
     def _depth(self, node: Any) -> int:
         return int(self._core.ranking.tree.start(node.id) + len(node.key))

@@ -7,11 +7,9 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_histate.pool import Kind
 
-
-def make_host_room(cache: Any, pages: int, kind: Kind) -> None:
-    """Evict from the tree's host side until `pages` more are free. `kind` wants them; what goes is the ranking's choice.
+def make_host_room(cache: Any, pages: int) -> None:
+    """Evict from the tree's host side until `pages` more are free. What goes, KV or states, is the ranking's choice.
 
     What is locked or on its way stays; then less becomes free.
     """

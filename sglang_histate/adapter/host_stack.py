@@ -70,7 +70,7 @@ class ArenaStrategy(_MambaStrategy):
         shared = SharedArena(
             HostArena(plan.budget.pages, plan.budget.page_bytes),
             kv_info.buffer_info.device,
-            lambda pages, kind: make_host_room(cache, pages, kind),
+            lambda pages: make_host_room(cache, pages),
         )
         kv_face = KvFace(
             shared, kv_info.buffer_info, page_size=params.page_size, layout=memory.hicache_mem_layout

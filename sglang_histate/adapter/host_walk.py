@@ -27,8 +27,7 @@ class HostWalk:
         self._core = core
         self._ranking = ranking
         self._tracker = tracker
-        self._device_frees = device_frees
-        self._host_frees = host_frees
+        self._frees = (device_frees, host_frees, cache_actions)
         self._cache_actions = cache_actions
 
     def free(self, pages: int) -> None:
@@ -63,38 +62,20 @@ class HostWalk:
         )
 
     def _drop_state(self, node: Any) -> None:
-        """The state goes, its KV stays."""
-        self._core._evict_component_and_detach_lru(
-            node,
-            self._core.components_by_type[ComponentType.MAMBA],
-            target=EvictLayer.HOST,
-            tracker=self._tracker,
-            device_frees=self._device_frees,
-            host_frees=self._host_frees,
-            cache_actions=self._cache_actions,
-        )
-        self._core._update_evictable_leaf_sets(node)
+        self._core.drop_state(node, EvictLayer.HOST, self._tracker, *self._frees)
 
     def _drop_bundle(self, unit: Unit) -> None:
         """The KV goes, deepest node first, and the states on it; it ends where something else needs the rest."""
         if unit.cut is not None:
-            node = self._core.node_by_id(unit.cut[0])
-            _, action = self._core._split_node(node.key, node, unit.cut[1])
-            if action is not None:
-                self._cache_actions.append(action)
+            node_id, offset = unit.cut
+            self._cache_actions += self._core.cut(self._core.node_by_id(node_id), offset)[1]
         for node in [self._core.node_by_id(node_id) for node_id in unit.nodes]:
             if node not in self._core.evictable_host_leaves:
                 return
             let_go = (
                 self._core.make_dead if self._ranking.ssd.has_kv(node.id) else self._core._evict_host_leaf
             )
-            let_go(
-                node,
-                self._tracker,
-                self._device_frees,
-                self._host_frees,
-                cache_actions=self._cache_actions,
-            )
+            let_go(node, self._tracker, *self._frees)
 
     def _needs_no_write(self, unit: Unit) -> bool:
         """Usable, and nothing is lost that a spill would save."""

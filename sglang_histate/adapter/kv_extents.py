@@ -27,9 +27,6 @@ class KvExtents:
         self._pieces: dict[Any, list[Piece]] = {}  # by node, in order, without overlaps
         self._nodes: dict[bytes, list[Any]] = {}  # by extent
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
     def __contains__(self, key: bytes) -> bool:
         return key in self._nodes
 

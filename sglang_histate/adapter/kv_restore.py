@@ -6,7 +6,6 @@ copies, from the top down; what the tree has by then from elsewhere is left alon
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record, RecordKind
 
@@ -54,8 +54,7 @@ class KvRestore:
         self._indices = indices
         self._todo: deque[_Read] = deque()
         self._tickets: dict[int, ReadTicket] = {}
-        self._lock = threading.Lock()
-        self._cancelled = False
+        self._landing = Landing()
         self.failed = False
         self._plan()
 
@@ -94,8 +93,7 @@ class KvRestore:
 
     def cancel(self) -> None:
         """The pages belong to the arena again: no thread may write to them."""
-        with self._lock:
-            self._cancelled = True
+        self._landing.cancel()
 
     def give_up(self) -> None:
         """Free the pages without using them."""
@@ -154,8 +152,9 @@ class KvRestore:
     def _deliver(self, read: _Read, record: Record) -> None:
         """Reader thread: copy verified pages into the arena."""
         size, memory = self._face.arena.page_bytes, self._face.arena.memory
-        with self._lock:
-            if self._cancelled:
-                return
+
+        def copy() -> None:
             for offset, page in enumerate(read.pages):
                 memory[page * size : (page + 1) * size] = record.kv_pages[read.skip + offset]
+
+        self._landing.copy(copy)

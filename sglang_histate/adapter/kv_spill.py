@@ -18,6 +18,7 @@ from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.kv_extents import Piece
 from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.adapter.ranking import Ranking
+from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
 from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, RecordKind
@@ -93,12 +94,7 @@ class KvSpill:
 
     def done_count(self) -> int:
         """Return how many copies have been made, oldest first and without a gap."""
-        count = 0
-        for spill in self._pending:
-            if not spill.copied.done():
-                break
-            count += 1
-        return count
+        return finished_count(self._pending, lambda spill: spill.copied.done())
 
     def finish(self, count: int) -> None:
         """Hand the `count` oldest copies to the store and unlock their nodes."""

@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.store import CheckpointStore, Record
@@ -94,12 +95,7 @@ class OutputEnds:
 
     def done_count(self) -> int:
         """Return how many copies have arrived, oldest first and without a gap."""
-        count = 0
-        for end in self._pending:
-            if not self._egress.query(end.event):
-                break
-            count += 1
-        return count
+        return finished_count(self._pending, lambda end: self._egress.query(end.event))
 
     def pop(self, count: int) -> list[OutputEnd]:
         """Take the `count` oldest copies, unlock their nodes and hand the records over."""

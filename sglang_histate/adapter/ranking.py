@@ -27,7 +27,8 @@ _KV = _KV_DEVICE | _KV_HOST
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one rank. `state`: bytes of one checkpoint, `kv_token`: bytes of the KV of one token, `page`: tokens of a page.
+    """Of one rank. `state`: bytes of one checkpoint, `kv_token`: bytes of the KV of one token, `page`: tokens of a page,
+    `state_pages`: pages that a checkpoint takes in the host arena.
 
     On the SSD: `slab` bytes, of which `slab_pages` pages of KV fill one (0: the SSD takes no KV).
     """
@@ -35,6 +36,7 @@ class Sizes:
     state: int
     kv_token: int
     page: int
+    state_pages: int
     slab: int
     slab_pages: int
 
@@ -43,14 +45,9 @@ class Sizes:
         """Bytes that a token of KV takes on the SSD, rounded up; 0 if it takes none."""
         return -(-self.slab // (self.slab_pages * self.page)) if self.slab_pages else 0
 
-    @property
-    def state_pages(self) -> int:
-        """Pages that a checkpoint takes in the host arena."""
-        return -(-self.state // (self.kv_token * self.page))
-
 
 class Ranking:
-    """Scheduler thread only. `one_pool`: KV and states share the device's bytes."""
+    """Scheduler thread only. `one_device_pool`: KV and states share the device's bytes, as they share the host's."""
 
     def __init__(
         self,
@@ -60,13 +57,11 @@ class Ranking:
         mode: Eviction,
         tau: float,
         one_device_pool: bool,
-        one_host_pool: bool,
     ) -> None:
         self._sizes = sizes
         self._mode = mode
         self._tau = tau
         self._one_device_pool = one_device_pool
-        self._one_host_pool = one_host_pool
         self._store: CheckpointStore | None = None
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
@@ -87,7 +82,7 @@ class Ranking:
         self.device_states = (
             self.device_kv if self._one_device_pool else self._queue(Pool(Tier.DEVICE, state, 0))
         )
-        self.host = self._queue(Pool(Tier.HOST, state if self._one_host_pool else 0, kv))
+        self.host = self._queue(Pool(Tier.HOST, state, kv))
         ssd_queue = self._queue(Pool(Tier.SSD, self._sizes.slab, self._sizes.slab_kv_token))
         self.ssd = SsdContents(
             self.tree, ssd_queue, self._sizes.page, self.residence.state, self._count_clean
@@ -338,7 +333,6 @@ def attach_ranking(
     mode: Eviction,
     tau: float,
     one_device_pool: bool = False,
-    one_host_pool: bool = False,
 ) -> Ranking:
     """Give an empty cache its ranking: the tree core reports to it, the components ask it."""
     core = cache.tree_core
@@ -348,7 +342,6 @@ def attach_ranking(
         mode=mode,
         tau=tau,
         one_device_pool=one_device_pool,
-        one_host_pool=one_host_pool,
     )
     core.ranking = ranking
     for component in cache.components.values():

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, TypeVar
 
 import torch
+
+Item = TypeVar("Item")
+
+
+def finished_count(items: Iterable[Item], finished: Callable[[Item], bool]) -> int:
+    """Return how many of `items`, oldest first and without a gap, have finished here."""
+    return sum(1 for _ in takewhile(finished, items))
 
 
 class RankAgreement:

@@ -1,7 +1,7 @@
 """What the SSD has of the radix tree: checkpoints at positions, and the KV of whole nodes, and what goes there next.
 
 The store tells what enters and leaves its index; the tree tells of splits and removals. Only the mirror changes in
-here, never the store: what the store should drop is returned or kept in `orphans`.
+here, never the store: what the store has no use for any more is returned.
 """
 
 from __future__ import annotations
@@ -123,10 +123,13 @@ class SsdContents:
         homeless = next((name for name in self._homeless if usable(name)), None)
         if homeless is not None:
             return homeless, None
-        unit = self._queue.victim(lambda unit: any(usable(name) for name in self._parts(unit)))
-        if unit is None:
-            return None
-        return next(name for name in self._parts(unit) if usable(name)), unit
+
+        def first_usable(unit: Unit) -> Key | None:
+            return next((name for name in self._parts(unit) if usable(name)), None)
+
+        unit = self._queue.victim(lambda unit: first_usable(unit) is not None)
+        name = None if unit is None else first_usable(unit)
+        return None if name is None else (name, unit)
 
     def _parts(self, unit: Unit) -> list[Key]:
         """Return a unit's records, those of the deepest tokens first. What a node shares with one before stays."""

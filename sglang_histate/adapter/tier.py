@@ -19,7 +19,7 @@ from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Ranking
-from sglang_histate.adapter.ranks import RankAgreement
+from sglang_histate.adapter.ranks import RankAgreement, finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.store import CheckpointStore, PutResult
 
@@ -115,7 +115,7 @@ class SsdTier:
         writes, reads = self.store.completed()
         # A rank whose disk hangs lets all ranks go on: the largest number, as the minimum of negative ones.
         mine = [
-            self._captures_done(),
+            finished_count(self._captures, lambda capture: capture.done()),
             self.output_ends.done_count(),
             writes,
             reads,
@@ -179,14 +179,6 @@ class SsdTier:
     def close(self) -> None:
         self.kv_spill.close()
         self.store.close()
-
-    def _captures_done(self) -> int:
-        count = 0
-        for capture in self._captures:
-            if not capture.done():
-                break
-            count += 1
-        return count
 
     def _publish(self, item: CaptureRow | Any) -> None:
         if self.store.put(item.key, item.position, item.record) is PutResult.STORED:

@@ -35,7 +35,7 @@ def attach_host_state(cache: Any, key: RadixKey, slot: torch.Tensor) -> tuple[At
     node, offset = core.root_node, 0
     while offset < len(key):
         child = node.children.get(key.child_key_at(offset, core.page_size))
-        if child is None or (child.evicted and not child.backuped):
+        if child is None or core.is_dead(child):
             return Attach.KV_GONE, None
         matched = child.key.match_at(key, offset, page_size=core.page_size)
         offset += matched
@@ -44,9 +44,8 @@ def attach_host_state(cache: Any, key: RadixKey, slot: torch.Tensor) -> tuple[At
             continue
         if offset < len(key):
             return Attach.KV_GONE, None
-        node, action = core._split_node(child.key, child, matched)
-        if action is not None:
-            cache._apply_cache_actions([action])
+        node, actions = core.cut(child, matched)
+        cache._apply_cache_actions(actions)
     data = node.component_data[ComponentType.MAMBA]
     if data.value is not None or data.host_value is not None:
         return Attach.PRESENT, node.id

@@ -44,6 +44,32 @@ class HiStateTreeCore(UnifiedTreeCore):
             self.ranking.split(child, upper)
         return upper, action
 
+    def cut(self, node: Any, tokens: int) -> tuple[Any, list[Any]]:
+        """Split `node` after `tokens` tokens; return its new upper part, and the actions for the cache to apply."""
+        upper, action = self._split_node(node.key, node, tokens)
+        return upper, [] if action is None else [action]
+
+    def drop_state(
+        self,
+        node: Any,
+        layer: EvictLayer,
+        tracker: Any,
+        device_frees: Any,
+        host_frees: Any,
+        cache_actions: list[Any],
+    ) -> None:
+        """Free the recurrent state of `node` on one layer; its KV stays."""
+        self._evict_component_and_detach_lru(
+            node,
+            self.components_by_type[ComponentType.MAMBA],
+            target=layer,
+            tracker=tracker,
+            device_frees=device_frees,
+            host_frees=host_frees,
+            cache_actions=cache_actions,
+        )
+        self._update_evictable_leaf_sets(node)
+
     def is_dead(self, node: Any) -> bool:
         """Return whether neither device nor host has the KV of `node`."""
         full = node.component_data[ComponentType.FULL]

@@ -233,12 +233,12 @@ def build(
             state=layout.record_layout().payload_bytes,
             kv_token=page_bytes // PAGE,
             page=PAGE,
+            state_pages=component._mamba_pool_host.pages_per_slot,
             slab=layout.record_layout(page_bytes).slab_bytes,
             slab_pages=layout.record_layout(page_bytes).pages_per_extent,
         ),
         mode=mode,
         tau=tau,
-        one_host_pool=True,
     )
     return Engine(
         cache,

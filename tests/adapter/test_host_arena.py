@@ -46,7 +46,7 @@ def kv_info(layers: int, rows: int, *, strided: bool = False, v_dim: int = 3) ->
     )  # fmt: skip
 
 
-def shared(pages: int, page_bytes: int, make_room: Any = lambda pages, kind: None) -> SharedArena:
+def shared(pages: int, page_bytes: int, make_room: Any = lambda pages: None) -> SharedArena:
     return SharedArena(HostArena(pages, page_bytes), CPU, make_room)
 
 
@@ -245,9 +245,9 @@ def test_more_than_the_arena_evicts_nothing() -> None:
 def test_make_host_room_stops_at_what_was_asked() -> None:
     engine = build(host_pages=24, temporal=(8, 16, 12))
     fill_host(engine, range(1, 5), states=True)
-    make_host_room(engine.cache, 1, Kind.STATE)
+    make_host_room(engine.cache, 1)
     assert engine.arena.free_pages == 4 and engine.host_states.held == 3
-    make_host_room(engine.cache, 2, Kind.KV)
+    make_host_room(engine.cache, 2)
     assert engine.arena.free_pages == 8 and engine.arena.used_pages(Kind.KV) == 8
     engine.check()
 
