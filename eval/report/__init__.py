@@ -1,0 +1,1 @@
+"""Tables and plots of runs of one workload: see `python -m eval.report --help`."""
