@@ -31,7 +31,9 @@ def plot(comparison: Comparison, chosen: Sensitive) -> Figure:
             style.plain_log(each, "x")
         style.plain_log(axes[1, column], "y")
         style.finish(axes[0, column], title, "", "share of requests")
-        style.finish(axes[1, column], "Tail", "TTFT, s (from eligible)", "share that waited longer")
+        style.finish(
+            axes[1, column], "Tail", "TTFT, s (from eligible)", "share that waited as long or longer"
+        )
     if not chosen.keys:
         why = (
             "No request is reuse-sensitive."
