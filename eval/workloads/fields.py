@@ -64,6 +64,24 @@ def count(of: dict[str, Any], name: str, where: Where, least: int = 0) -> int:
     return value
 
 
+def block_ids(of: dict[str, Any], name: str, where: Where, tokens: int, block: int) -> tuple[int, ...]:
+    """Return the ids of the whole blocks of a prompt: an id of a rest that fills no block is left out.
+
+    Whether a trace names the rest or not, both counts are right; any other is an error.
+    """
+    place = where.at(name)
+    ids = items(member(of, name, where), place)
+    for index, one in enumerate(ids):
+        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
+            raise place.at(index).error(f"a whole number, not negative, is expected, not {shown(one)}")
+    whole, rest = divmod(tokens, block)
+    if len(ids) == whole:
+        return tuple(ids)
+    if rest and len(ids) == whole + 1:
+        return tuple(ids[:-1])
+    raise place.error(f"{len(ids)} ids do not fit {tokens} tokens in blocks of {block}")
+
+
 def seconds(of: dict[str, Any], name: str, where: Where) -> float | None:
     """Return a time >= 0, None if the field is not there or null."""
     value = of.get(name)

@@ -43,6 +43,7 @@ class Session:
     """`turns` are the session's own. Block ids of its agents are of the same namespace as its own.
 
     `shared_ids`: whether ids mean the same in every session of the file; else only inside this one.
+    `start_s`: when the session began on the file's clock, 0 where its sessions have no common one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Session:
     turns: tuple[Turn, ...]
     agents: tuple[Agent, ...] = ()
     shared_ids: bool = False
+    start_s: float = 0.0
 
     @property
     def requests(self) -> int:
@@ -75,6 +77,20 @@ class Session:
             if agent.after < len(own)
         )
         return replace(self, turns=own, agents=tuple(agent for agent in agents if agent.turns))
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many items two lists have in common before they part."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while high - low > 1:  # the first `low` are equal, the first `high` are not; slices compare fast
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _kept(turns: Sequence[Turn], context_tokens: int, count: int | None) -> tuple[Turn, ...]:

@@ -1,7 +1,7 @@
 """Claude Code sessions as published by WEKA (kv-cache-tester) and in the corpora derived from them.
 
-Read are: a file with one session as JSON, JSON lines with one session each, the latter compressed with xz, and
-a folder of such files, by name. Rules of the schema, all checked:
+Read are: a file with one session as JSON, JSON lines with one session each, the latter compressed with
+gzip or xz, and a folder of such files, by name. Rules of the schema, all checked:
 
 - `hash_ids` has one id for each whole block of `in` tokens. Where it has one more, for the rest, that one is
   left out: a block that is not full is not the block that the next prompt has there.
@@ -14,17 +14,16 @@ a folder of such files, by name. Rules of the schema, all checked:
 
 from __future__ import annotations
 
-import json
-import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from eval.workloads import fields
 from eval.workloads.fields import TraceError, Where
+from eval.workloads.lines import json_lines, one_json
 from eval.workloads.sessions import Agent, Session, Turn
 
-SUFFIXES = (".json", ".jsonl", ".jsonl.xz")
+SUFFIXES = (".json", ".jsonl", ".jsonl.gz", ".jsonl.xz")
 _AGENT = "subagent"
 _REQUEST_TYPES = ("n", "s")
 
@@ -43,25 +42,10 @@ def read_sessions(path: Path) -> Iterator[Session]:
         for file in files:
             yield from read_sessions(file)
     elif path.name.endswith(".json"):
-        yield _parsed(path.read_text(encoding="utf-8"), Where(path, 1))
+        yield session_of(*one_json(path))
     else:
-        opener = lzma.open if path.name.endswith(".xz") else open
-        with opener(path, "rt", encoding="utf-8") as lines:
-            number = 0
-            try:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield _parsed(line, Where(path, number))
-            except (lzma.LZMAError, EOFError) as error:
-                raise Where(path, number + 1).error(f"the compressed file is damaged: {error}") from None
-
-
-def _parsed(written: str, where: Where) -> Session:
-    try:
-        value = json.loads(written)
-    except json.JSONDecodeError as error:
-        raise Where(where.file, where.line + error.lineno - 1).error(f"no JSON: {error.msg}") from None
-    return session_of(value, where)
+        for value, where in json_lines(path):
+            yield session_of(value, where)
 
 
 def session_of(value: Any, where: Where) -> Session:
@@ -121,20 +105,6 @@ def _turns(entries: list[tuple[dict[str, Any], Where]], block: int, offset_s: fl
         else:
             gap = think
         took = fields.seconds(entry, "api_time", where)
-        blocks = _blocks(entry, where, tokens, block)
+        blocks = fields.block_ids(entry, "hash_ids", where, tokens, block)
         turns.append(Turn(tokens, fields.count(entry, "out", where), blocks, start, gap, took or 0.0))
     return tuple(turns)
-
-
-def _blocks(entry: dict[str, Any], where: Where, tokens: int, block: int) -> tuple[int, ...]:
-    place = where.at("hash_ids")
-    ids = fields.items(fields.member(entry, "hash_ids", where), place)
-    for index, one in enumerate(ids):
-        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
-            raise place.at(index).error(f"a whole number, not negative, is expected, not {fields.shown(one)}")
-    whole, rest = divmod(tokens, block)
-    if len(ids) == whole:
-        return tuple(ids)
-    if rest and len(ids) == whole + 1:
-        return tuple(ids[:-1])
-    raise place.error(f"{len(ids)} ids do not fit {tokens} tokens in blocks of {block}")

@@ -71,6 +71,37 @@ def test_more_alternatives_than_tokens_still_differ_within_a_block() -> None:
             narrow.prompt(Session(f"{n}", BLOCK, ()), turn((1,)))
 
 
+@given(
+    prompts=PROMPTS,
+    sizes=st.sampled_from([(16, 4), (16, 16), (64, 4), (64, 64), (512, 32), (512, 64), (512, 512)]),
+)
+@settings(max_examples=100, deadline=None)
+def test_pages_have_equal_names_exactly_where_their_tokens_are_equal_up_to_there(
+    prompts: list[tuple[str, list[int], int]], sizes: tuple[int, int]
+) -> None:
+    block, per_block = sizes
+    scaling, lengths_only = Scaling(per_block, 256), Scaling(per_block, 256)
+    seen: dict[tuple[int, ...], int] = {}
+    for name, ids, rest in prompts:
+        one = Turn(len(ids) * block + (rest * block // BLOCK or 1), 1, tuple(ids), 0.0, 0.0, 0.0)
+        session = Session(name, block, (one,))
+        prompt = scaling.prompt(session, one)
+        assert lengths_only.pages(session, one) == (len(prompt.tokens), prompt.pages)
+        assert len(prompt.pages) == len(prompt.tokens) // 64
+        if per_block == block:
+            assert len(prompt.tokens) == one.input_tokens
+        for number, page in enumerate(prompt.pages, 1):
+            assert seen.setdefault(tuple(prompt.tokens[: 64 * number]), page) == page
+    assert len(set(seen.values())) == len(seen)
+
+
+def test_a_rest_of_several_pages_is_in_no_other_prompt() -> None:
+    scaling, one = Scaling(512, 256), Turn(512 + 300, 1, (7,), 0.0, 0.0, 0.0)
+    first, second = (scaling.prompt(Session("s", 512, (one,)), one).pages for _ in range(2))
+    assert first[:8] == second[:8] and len(first) == len(second) == 12
+    assert not set(first[8:]) & set(second[8:])
+
+
 def test_outputs_shrink_alike_within_bounds() -> None:
     session = Session("s", BLOCK, ())
     lengths = [
@@ -79,7 +110,7 @@ def test_outputs_shrink_alike_within_bounds() -> None:
     assert lengths == [1, 1, 2, 7, 8]
 
 
-@pytest.mark.parametrize(("per_block", "vocabulary"), [(0, 256), (3, 256), (128, 256), (4, 1)])
+@pytest.mark.parametrize(("per_block", "vocabulary"), [(0, 256), (3, 256), (96, 256), (4, 1)])
 def test_a_page_is_a_whole_number_of_blocks(per_block: int, vocabulary: int) -> None:
     with pytest.raises(ValueError, match=r"page|vocabulary"):
         Scaling(per_block, vocabulary)
