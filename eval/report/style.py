@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PINK, _GREY = "#0072B2", "#D55E00", "#CC79A7", "#777777"
@@ -72,13 +72,14 @@ def plain_log(axes: Axes, which: str) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=16))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def nothing(axes: Axes, why: str) -> None:
     """Say on empty axes why they are empty."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, textwrap.fill(why, 40), ha="center", va="center", fontsize=10, color="#555555")
+    text = axes.text(0.5, 0.5, textwrap.fill(why, 40), ha="center", va="center", fontsize=10, color="#555555")
+    text.set_in_layout(False)
 
 
 def save(made: Figure, path: Path, command: str, legend: bool = True) -> None:
