@@ -10,7 +10,7 @@ ARGS ?=
 SSD_DIR ?= $(CURDIR)/build/ssd
 SSD_SIZE ?= 512MiB
 
-.PHONY: setup serve test lint format clean help
+.PHONY: setup serve test eval lint format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,24 @@ serve: $(STAMP) ## serve the demo model, or MODEL=... on PORT=... with ARGS="...
 
 test: $(STAMP) ## run all tests that this machine can run
 	$(PY) -m pytest
+
+# W125 is a name or a file of sessions; RESULTS is where tables and plots go.
+W125 ?= w125
+EVAL := build/eval
+EVAL_RUNS := w125-60 w125-600 rewriting codex
+RESULTS ?= $(EVAL)/report
+SIMULATE := $(PY) -m eval.simulate
+
+eval: $(STAMP) ## simulate every system on every workload; tables, plots and build/eval/summary.json
+	rm -rf $(addprefix $(EVAL)/,$(EVAL_RUNS))
+	$(SIMULATE) --workload $(W125) --cap 60 --out $(EVAL)/w125-60
+	$(SIMULATE) --workload $(W125) --cap 600 --out $(EVAL)/w125-600
+	$(SIMULATE) --workload rewriting --cap 60 --out $(EVAL)/rewriting
+	$(SIMULATE) --workload codex --cap 60 --out $(EVAL)/codex
+	$(PY) -m eval.metrics $(addprefix $(EVAL)/,$(EVAL_RUNS)) --json $(EVAL)/summary.json
+	for run in $(EVAL_RUNS); do \
+		$(PY) -m eval.report $(EVAL)/$$run --name $$run --out $(RESULTS) || exit; \
+	done
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check .

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from eval.metrics import Comparison, NotComparable, Sensitive, compare, load, sensitive
 from eval.records import RecordsError
-from eval.report.document import page
+from eval.report.document import page, short_name
 from eval.report.options import parser
 from eval.report.paths import without_paths
 
@@ -49,7 +49,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _name(named: str | None, comparison: Comparison) -> str:
     if named is None:
-        return re.sub(r"[^\w.]+", "-", f"{comparison.workload}-{comparison.source}").strip("-.") or "report"
+        return (
+            re.sub(r"[^\w.]+", "-", f"{short_name(comparison.workload)}-{comparison.source}").strip("-.")
+            or "report"
+        )
     if Path(named).name != named or named.startswith("."):
         raise Refused(f"--name {named}: not a file name: give one without folders, --out is the folder")
     return named

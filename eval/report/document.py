@@ -27,7 +27,8 @@ def page(comparison: Comparison, chosen: Sensitive, plots: Sequence[Plot], comma
     found = figures(comparison, chosen)
     sessions = {key[0] for key in comparison.keys}
     parts = [
-        f"# {comparison.workload} ({comparison.source})",
+        f"# {short_name(comparison.workload)} ({comparison.source})",
+        f"Workload: {comparison.workload}.",
         f"{len(comparison.keys):,} requests of {len(sessions):,} sessions, {len(found)} "
         f"{'system' if len(found) == 1 else 'systems'}, commit {comparison.commit}. Written by",
         f"```\n{command}\n```",
@@ -46,6 +47,11 @@ def page(comparison: Comparison, chosen: Sensitive, plots: Sequence[Plot], comma
             parts.append(f"### {plot.title}\n\n{plot.caption}\n\n![{plot.title}]({plot.file})")
     parts += ["## Runs", run_texts(comparison)]
     return "\n\n".join(parts) + "\n"
+
+
+def short_name(workload: str) -> str:
+    """A workload's name up to its first semicolon: details follow it."""
+    return workload.partition(";")[0].strip()
 
 
 def _warnings(comparison: Comparison, found: dict[str, SystemFigures]) -> list[str]:

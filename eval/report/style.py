@@ -39,12 +39,14 @@ _LINES: dict[str, tuple[str, Any]] = {
 }
 TIER_COLOURS = {"device": "#303030", "host": "#8a8a8a", "ssd": "#d0d0d0"}
 _FOOT_CHARACTERS_PER_INCH = 19
+_LEGEND_CHARACTERS_PER_INCH = 14
 
 
 def line(system: str) -> dict[str, Any]:
     """Return colour, dash and width of a system's line; a system that is not known gets its own by its name."""
     colour, dash = _LINES.get(system) or _unknown(system)
-    return {"color": colour, "linestyle": dash, "linewidth": 2.4 if system == "histate" else 1.6}
+    ours = system == "histate"
+    return {"color": colour, "linestyle": dash, "linewidth": 2.4 if ours else 1.6, "zorder": 3 if ours else 2}
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
@@ -92,7 +94,8 @@ def save(made: Figure, path: Path, command: str, legend: bool = True) -> None:
             entries.setdefault(label, handle)
     below = (0.12 + 0.11 * len(foot)) / height
     if legend and entries:
-        columns = min(len(entries), max(2, int(width / 1.7)))
+        widest = 0.85 + max(len(label) for label in entries) / _LEGEND_CHARACTERS_PER_INCH
+        columns = min(len(entries), max(1, int(width / widest)))
         lines = -(-len(entries) // columns)
         made.legend(
             list(entries.values()), list(entries), loc="lower center", bbox_to_anchor=(0.5, below), ncol=columns,

@@ -40,7 +40,6 @@ def plot(comparison: Comparison) -> Figure:
         y = "share of prompt tokens" if number % columns == 0 else ""
         x = "time since start, min" if number + columns >= len(names) else ""
         style.finish(each, name, x, y)
-        each.title.set_color(style.line(name)["color"])
         each.xaxis.set_tick_params(labelbottom=bool(x))
         each.set_ylim(0, 1)
     return made

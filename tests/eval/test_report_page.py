@@ -148,6 +148,20 @@ def test_what_cannot_be_done_is_one_sentence_and_2(arguments, words, tmp_path, m
     assert not (tmp_path / "docs").exists()
 
 
+def test_a_long_workload_name_is_a_short_file_name(tmp_path) -> None:
+    write(tmp_path / "runs", run("histate", request(), workload="w125; cap 60 s, digest abcdef"))
+    assert main([str(tmp_path / "runs"), "--out", str(tmp_path), "--no-plots"]) == 0
+    made = (tmp_path / "w125-simulation.md").read_text()
+    assert made.startswith("# w125 (simulation)\n\nWorkload: w125; cap 60 s, digest abcdef.\n")
+
+
+def test_long_facts_are_cut_and_objects_are_words() -> None:
+    counters = {f"counter_{number}": number for number in range(500)}
+    made = text(run("histate", request(), counters=counters, machine={"cpu": "x", "load": {"before": 1}}))
+    assert "- machine: cpu x, load (before 1)" in made
+    assert "counter_3 3," in made and "counter_499" not in made and "whole in the records file" in made
+
+
 def test_all_errors_end_with_1_and_a_page(tmp_path, capsys) -> None:
     write(tmp_path, run("histate", request(error="gone")))
     assert main([str(tmp_path), "--out", str(tmp_path), "--no-plots"]) == 1
