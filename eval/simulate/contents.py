@@ -1,0 +1,233 @@
+"""What every tier holds: KV of runs and checkpoints on them, with hard budgets, mirrored in the policy's tree.
+
+One radix tree for all tiers. A run has KV in a tier or not, as a whole; a checkpoint sits after some page of a
+run. A run whose KV is in no tier is gone, and so is all below it and every checkpoint there: nothing is kept that
+cannot be restored. Decides nothing: who goes and what is written where is `tiered`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from eval.simulate.budgets import Space
+from eval.simulate.costs import PAGE_TOKENS, Costs
+from eval.simulate.radix import Extent, RadixTree, Run, State, Step
+from sglang_histate.policy.prefix_nodes import TIERS, Tier
+from sglang_histate.policy.prefix_tree import PrefixTree
+from sglang_histate.policy.residence import Residence
+
+_CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
+
+
+class Contents(RadixTree):
+    """Spaces are given by tier, one for KV and one for states; both may be the same.
+
+    `extent_pages`: pages of KV that share one record on the SSD, which takes `state_bytes` however full it is;
+    0: KV takes there what it has.
+    """
+
+    def __init__(self, costs: Costs, kv: list[Space], states: list[Space], extent_pages: int = 0) -> None:
+        super().__init__()
+        self.tree = PrefixTree(self.root.id)
+        self.runs: dict[int, Run] = {self.root.id: self.root}
+        self.kv_space = kv
+        self.state_space = states
+        self.residence = Residence()
+        self.clock = 0
+        self.page_bytes = costs.page_bytes
+        self.state_bytes = costs.state_bytes
+        self.extent_pages = extent_pages
+        self.kv_changed: Callable[[Run], None] | None = None
+        """Hears when a run's KV comes to a tier or leaves it, and of both parts of one that was split."""
+        self._since: dict[int, int] = {}  # run -> when its KV came to device or host
+        self._ssd_since: dict[State, int] = {}  # when the SSD got it, oldest first
+        self.host_states: dict[State, int] = {}
+        """Checkpoints on the host, and since which tick; oldest first."""
+
+    # Reading.
+
+    def covered(self, path: Iterable[Step], tiers: int) -> int:
+        """Return how many pages of a match have KV in one of the tiers, given as bits, without a hole."""
+        pages = 0
+        for run, matched in path:
+            if not run.kv & tiers:
+                break
+            pages += matched
+        return pages
+
+    def deepest_state(self, path: list[Step], most: int, tiers: int) -> tuple[Run, int] | None:
+        """Return (run, pages of it) of the deepest checkpoint in one of the tiers within the first `most` pages."""
+        for run, matched in reversed(path):
+            within = min(matched, most - run.start)
+            found = max((at for at, state in run.states.items() if at <= within and state.tiers & tiers), default=0)
+            if found:
+                return run, found
+        return None
+
+    def pressure(self) -> float:
+        """T_KV / T_state, as the server measures it."""
+        oldest_kv = next(iter(self._since.values()), None)
+        oldest_state = next(iter(self._ssd_since.values()), None)
+        return self.residence.pressure(self.clock, oldest_kv, oldest_state)
+
+    def kv_bytes(self, run: Run) -> int:
+        """Bytes of a run's KV on device or host."""
+        return len(run.pages) * self.page_bytes
+
+    def ssd_bytes(self, pages: int) -> int:
+        """Bytes that so many pages of a run take on the SSD."""
+        if not self.extent_pages:
+            return pages * self.page_bytes
+        return -(-pages // self.extent_pages) * self.state_bytes
+
+    # Changes.
+
+    def set_kv(self, run: Run, tier: Tier, present: bool) -> None:
+        """Say whether a tier has a run's KV; room is the caller's to make. The last copy's end is `forget`'s."""
+        bit = 1 << tier
+        if bool(run.kv & bit) == present:
+            return
+        if tier is Tier.SSD:
+            self._set_extents(run, present)
+        else:
+            size = self.kv_bytes(run)
+            space = self.kv_space[tier]
+            pinned = size if tier is Tier.DEVICE and run.device_locks else 0
+            if present:
+                space.take(size)
+                space.pin(pinned)
+            else:
+                space.pin(-pinned)
+                space.take(-size)
+        before = run.kv & _CACHED
+        run.kv ^= bit
+        after = run.kv & _CACHED
+        if after and not before:
+            self._since[run.id] = self.clock
+        elif before and not after:
+            self.residence.kv.evicted(self._since.pop(run.id), self.clock)
+        self.tree.set_kv(run.id, tier, present)
+        if self.kv_changed is not None:
+            self.kv_changed(run)
+
+    def set_state(self, run: Run, page: int, tier: Tier, present: bool) -> None:
+        """Say whether a tier has the checkpoint after `page` pages of a run; room is the caller's to make."""
+        if self.has_state(run, page, tier) == present:
+            return
+        self.state_space[tier].take(self.state_bytes if present else -self.state_bytes)
+        state = run.states.get(page)
+        if state is None:
+            state = run.states[page] = State(run, page, self.clock)
+        state.tiers ^= 1 << tier
+        if not state.tiers:
+            del run.states[page]
+        if tier is not Tier.DEVICE:
+            since = self._ssd_since if tier is Tier.SSD else self.host_states
+            if present:
+                since[state] = self.clock
+            else:
+                del since[state]
+        self.tree.set_checkpoint(run.id, page * PAGE_TOKENS, tier, present)
+
+    def state_evicted_from_ssd(self, run: Run, page: int) -> None:
+        """Count how long the SSD had a checkpoint that is about to be pushed out."""
+        self.residence.state.evicted(self._ssd_since[run.states[page]], self.clock)
+
+    def has_state(self, run: Run, page: int, tier: Tier) -> bool:
+        state = run.states.get(page)
+        return state is not None and bool(state.tiers >> tier & 1)
+
+    def forget(self, run: Run) -> None:
+        """Remove a run and all below it, with whatever any tier has of them. None may be locked by a request."""
+        order = [run]
+        for one in order:
+            order.extend(one.children.values())
+        for one in reversed(order):
+            assert not one.device_locks
+            for tier in TIERS:
+                for page in [page for page, state in one.states.items() if state.tiers >> tier & 1]:
+                    self.set_state(one, page, tier, False)
+                self.set_kv(one, tier, False)
+            self.remove(one)
+
+    def lock(self, path: Iterable[Run]) -> None:
+        """Keep runs on the device for one more request."""
+        for run in path:
+            run.device_locks += 1
+            if run.device_locks == 1 and run.kv & 1 << Tier.DEVICE:
+                self.kv_space[Tier.DEVICE].pin(self.kv_bytes(run))
+
+    def unlock(self, path: Iterable[Run]) -> None:
+        for run in path:
+            run.device_locks -= 1
+            if not run.device_locks and run.kv & 1 << Tier.DEVICE:
+                self.kv_space[Tier.DEVICE].pin(-self.kv_bytes(run))
+
+    def touch(self, run: Run, page: int) -> None:
+        """The request of this tick uses everything up to `page` pages into a run."""
+        if page in run.states:
+            run.states[page].used = self.clock
+        self.tree.touch(run.id, page * PAGE_TOKENS, self.clock)
+
+    # The radix tree's own changes.
+
+    def _added(self, run: Run) -> None:
+        assert run.parent is not None
+        self.runs[run.id] = run
+        self.tree.add(run.id, run.parent.id, len(run.pages) * PAGE_TOKENS)
+
+    def _split(self, run: Run, upper: Run) -> None:
+        cut = len(upper.pages)
+        self.runs[upper.id] = upper
+        upper.kv, upper.device_locks, upper.host_locks = run.kv, run.device_locks, run.host_locks
+        upper.states = {page: state for page, state in run.states.items() if page <= cut}
+        run.states = {page - cut: state for page, state in run.states.items() if page > cut}
+        for state in upper.states.values():
+            state.run = upper
+        for page, state in run.states.items():
+            state.page = page
+        if run.id in self._since:
+            self._since[upper.id] = self._since[run.id]
+        if run.extents:
+            self._split_extents(run, upper)
+        self.tree.split(run.id, upper.id, cut * PAGE_TOKENS)
+        if self.kv_changed is not None:
+            self.kv_changed(upper)
+            self.kv_changed(run)
+
+    def _removed(self, run: Run) -> None:
+        del self.runs[run.id]
+        self.tree.remove(run.id)
+
+    def _set_extents(self, run: Run, present: bool) -> None:
+        space = self.kv_space[Tier.SSD]
+        if present:
+            most = self.extent_pages or len(run.pages)
+            for first in range(0, len(run.pages), most):
+                pages = min(most, len(run.pages) - first)
+                run.extents.append((pages, Extent(self.ssd_bytes(pages))))
+            space.take(sum(extent.size_bytes for _, extent in run.extents))
+            return
+        for _, extent in run.extents:
+            extent.runs -= 1
+            if not extent.runs:
+                space.take(-extent.size_bytes)
+        run.extents = []
+
+    def _split_extents(self, run: Run, upper: Run) -> None:
+        """Give each part its extents. A record with pages of both is both's; one as large as its KV is cut."""
+        left = len(upper.pages)
+        held, run.extents = run.extents, []
+        for pages, extent in held:
+            above = min(left, pages)
+            below, left = pages - above, left - above
+            lower = extent
+            if above and below:
+                if self.extent_pages:
+                    extent.runs += 1
+                else:
+                    extent, lower = Extent(self.ssd_bytes(above)), Extent(self.ssd_bytes(below))
+            if above:
+                upper.extents.append((above, extent))
+            if below:
+                run.extents.append((below, lower))

@@ -1,0 +1,125 @@
+"""Reading from the SSD to the host for a request that waits: one checkpoint, and KV before it that only the SSD has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eval.simulate.radix import Run, State
+from eval.simulate.system import Visit
+from sglang_histate.policy.prefix_nodes import Tier
+
+if TYPE_CHECKING:
+    from eval.simulate.tiered import Tiered
+
+CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
+ANY = CACHED | 1 << Tier.SSD
+
+
+class Fault:
+    """One read. `run` ends at the checkpoint. Its path is locked on the host until the last of `holders` is admitted."""
+
+    def __init__(self, state: State, run: Run, pages: int, reads_state: bool, room: tuple[int, int]) -> None:
+        self.state = state
+        self.run = run
+        self.pages = pages
+        self.reads_state = reads_state
+        self.room = room  # reserved on the host: KV, states
+        self.waiting: list[Visit] = []
+        self.holders: list[Visit] = []
+        self.ended = False
+
+
+class Faults:
+    """All reads of one system."""
+
+    def __init__(self, system: Tiered) -> None:
+        self._system = system
+        self._by_state: dict[State, Fault] = {}
+        self.late = 0
+        """Requests that went on without what they waited for."""
+
+    def look(self, visit: Visit) -> None:
+        """Begin to read what the request would gain from, or join the read that is under way."""
+        contents, job = self._system.contents, visit.job
+        path = contents.match(job.prompt)
+        reach = min(contents.covered(path, ANY), job.most_restored)
+        found = contents.deepest_state(path, reach, ANY)
+        if found is None:
+            return
+        run, at = found
+        near = contents.deepest_state(path, min(contents.covered(path, CACHED), job.most_restored), CACHED)
+        resumed = 0 if near is None else near[0].start + near[1]
+        if run.start + at - resumed < self._system.least_gain_pages:
+            return
+        state = run.states[at]
+        fault = self._by_state.get(state) or self._begin(run, state)
+        if fault is None:
+            return
+        fault.waiting.append(visit)
+        visit.waits = fault
+        if self._system.read_deadline_s is not None:
+            until = self._system.now_s + self._system.read_deadline_s
+            self._system.schedule(until, lambda now_s: self._give_up(fault, visit))
+
+    def release(self, visit: Visit) -> None:
+        """The request is admitted: what was read for it needs no lock of its own any more."""
+        fault, visit.holds = visit.holds, None
+        if fault is not None:
+            fault.holders.remove(visit)
+            if not fault.holders:
+                self._unlock(fault)
+
+    def _begin(self, run: Run, state: State) -> Fault | None:
+        system, contents = self._system, self._system.contents
+        if state.page < len(run.pages) and not run.kv & CACHED:
+            run = contents.split(run, state.page)
+        missing = [one for one in run.path() if not one.kv & CACHED]
+        reads_state = not state.tiers & CACHED
+        kv_bytes = sum(contents.kv_bytes(one) for one in missing)
+        state_bytes = contents.state_bytes if reads_state else 0
+        for one in run.path():
+            one.host_locks += 1
+        fault = Fault(
+            state, run, sum(len(one.pages) for one in missing), reads_state, (kv_bytes, state_bytes)
+        )
+        if not system.make_room(Tier.HOST, kv_bytes, state_bytes):
+            self._unlock(fault)
+            return None
+        contents.kv_space[Tier.HOST].take(kv_bytes)
+        contents.state_space[Tier.HOST].take(state_bytes)
+        self._by_state[state] = fault
+        end_s = system.links.ssd_read.send(system.now_s, kv_bytes + state_bytes)
+        system.schedule(end_s, lambda now_s: self._end(fault, now_s))
+        return fault
+
+    def _end(self, fault: Fault, now_s: float) -> None:
+        """Everything is read: give it to the tree, from the top down, and let the requests go on."""
+        system, contents, state = self._system, self._system.contents, fault.state
+        system.now_s = now_s
+        fault.ended = True
+        del self._by_state[state]
+        contents.kv_space[Tier.HOST].take(-fault.room[0])
+        contents.state_space[Tier.HOST].take(-fault.room[1])
+        if fault.waiting:
+            for one in reversed(list(fault.run.path())):
+                if not one.kv & CACHED:
+                    contents.set_kv(one, Tier.HOST, True)
+            if fault.reads_state and not state.tiers & CACHED:
+                contents.set_state(state.run, state.page, Tier.HOST, True)
+        fault.holders = fault.waiting
+        fault.waiting = []
+        for visit in fault.holders:
+            visit.waits, visit.holds = None, fault
+            visit.from_ssd = fault.pages, fault.reads_state
+        if not fault.holders:
+            self._unlock(fault)
+
+    def _give_up(self, fault: Fault, visit: Visit) -> None:
+        if visit in fault.waiting:
+            fault.waiting.remove(visit)
+            visit.waits = None
+            self.late += 1
+
+    def _unlock(self, fault: Fault) -> None:
+        for one in fault.run.path():
+            one.host_locks -= 1

@@ -1,0 +1,130 @@
+"""HiState as the server of this project does it: what is written where, and what goes first from the host.
+
+- KV is copied to the host at once. Historical checkpoints go to the SSD at once and only pass through the host.
+- Checkpoints on their way to the SSD need a buffer each. Interior ones for which there is none are not taken.
+- The ends of prompt and answer stay on the device too, and the answer's end on the host: the next turn starts there.
+- Cold KV goes to the SSD before the host needs its room (`spill`). A record there holds one checkpoint, or as many
+  pages of KV of one run as fit in as many bytes.
+- The host drops first the checkpoints that only pass through, then what the SSD has, then the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval.simulate.budgets import Budgets, Space
+from eval.simulate.costs import PAGE_TOKENS, Costs
+from eval.simulate.offload import Cascade
+from eval.simulate.orders import MakeOrder, Order
+from eval.simulate.placement import Placement
+from eval.simulate.radix import Run, State
+from eval.simulate.spill import CleanKv, Spill
+from eval.simulate.system import Schedule
+from eval.simulate.tiered import Place
+from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.units import Kind, Unit
+
+IN_FLIGHT_BYTES = 1 << 30
+"""The server's default for checkpoints on their way."""
+
+
+class HiState(Cascade):
+    """See the module docstring."""
+
+    read_deadline_s = 5.0
+    host_drops_copies = False
+    host_overhead_bytes = IN_FLIGHT_BYTES
+
+    def __init__(
+        self,
+        costs: Costs,
+        budgets: Budgets,
+        schedule: Schedule,
+        *,
+        placement: Placement,
+        order: MakeOrder,
+    ) -> None:
+        self.extent_pages = costs.state_bytes // costs.page_bytes
+        self.buffers = IN_FLIGHT_BYTES // costs.state_bytes
+        super().__init__(costs, budgets, schedule, placement=placement, order=order)
+        self.clean = CleanKv(costs.page_bytes)
+        self.contents.kv_changed = self.clean.changed
+        self.spill = Spill(self)
+        self.captures = dict.fromkeys(("stored", "no_buffer", "no_room"), 0)
+
+    def _kept(self, runs: list[Run]) -> None:
+        super()._kept(runs)
+        self.spill.plan()
+
+    def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
+        contents, state_bytes = self.contents, self.contents.state_bytes
+        # Positions from the root stay right when making room splits a run.
+        found = [one for one in places if not contents.has_state(*one, Tier.SSD)]
+        for one in self._with_buffers(found):
+            if self.hold_state(one, Tier.SSD):
+                self.links.to_host.send(self.now_s, state_bytes)
+                self.links.write_ssd(self.now_s, state_bytes)
+                self.captures["stored"] += 1
+            else:
+                self.captures["no_room"] += 1
+        if end is None:
+            return
+        self.hold_state(end, Tier.DEVICE)
+        if answer and self.has_host and end[0].kv >> Tier.HOST & 1:
+            self.hold_state(end, Tier.HOST)
+
+    def _with_buffers(self, places: list[Place]) -> list[Place]:
+        """Keep as many as there are buffers: the last one, and of the others some that are evenly spread."""
+        free = max(self.buffers - self.links.writes_at(self.now_s), 0)
+        if len(places) <= free:
+            return places
+        self.captures["no_buffer"] += len(places) - free
+        if not free:
+            return []
+        others, room = places[:-1], free - 1
+        spread = [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
+        return [*spread, places[-1]]
+
+    def _loaded(self, place: Place) -> None:
+        run, at = place
+        if self.contents.has_state(run, at, Tier.HOST) and self.contents.has_state(run, at, Tier.SSD):
+            self.contents.set_state(run, at, Tier.HOST, False)
+
+    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
+        """What is worth a place below has it already."""
+
+    def _free(self, tier: Tier, order: Order, space: Space, need: int) -> bool:
+        if tier is Tier.HOST and need <= space.limit and space.free < need:
+            for state in [state for state in self.contents.host_states if self._passes_through(state)]:
+                if space.free >= need:
+                    break
+                self.contents.set_state(state.run, state.page, Tier.HOST, False)
+        return super()._free(tier, order, space, need)
+
+    def _passes_through(self, state: State) -> bool:
+        """Whether a checkpoint on the host is an intermediate one that the SSD has too."""
+        run = state.run
+        if not state.tiers >> Tier.SSD & 1 or run.host_locks:
+            return False
+        at_end = state.page == len(run.pages)
+        return not at_end or any(child.kv >> Tier.HOST & 1 for child in run.children.values())
+
+    def _next_victim(self, tier: Tier, order: Order) -> Unit | None:
+        if tier is Tier.HOST and self.clean.size_bytes:
+            unit = order.victim(lambda unit: self.usable(tier, unit) and self._needs_no_write(unit))
+            if unit is not None:
+                return unit
+        return super()._next_victim(tier, order)
+
+    def _needs_no_write(self, unit: Unit) -> bool:
+        """Whether nothing is lost that a spill would save."""
+        if unit.kind is Kind.INTERMEDIATE or unit.checkpoint is None:
+            return True
+        runs = self.contents.runs
+        if all(runs[name].kv >> Tier.SSD & 1 for name in unit.nodes):
+            return True
+        state = runs[unit.checkpoint[0]].states.get(unit.checkpoint[1] // PAGE_TOKENS)
+        return state is None or not state.tiers >> Tier.SSD & 1
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "captures": self.captures, "spilled_pages": self.spill.pages}

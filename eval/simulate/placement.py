@@ -1,0 +1,113 @@
+"""Where inside a prompt a system keeps checkpoints. The ends of prompt and answer are not chosen here: all keep them.
+
+Positions are pages from the start of the prompt. A placement is asked once per request, when the pages that are
+left to compute are known; a future one may be learned, so it also hears how far KV of earlier requests goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from eval.simulate.costs import PAGE_TOKENS
+from sglang_histate.policy.capture_plan import plan_positions
+from sglang_histate.policy.interval import IntervalPolicy
+
+BLOCK_TOKENS = 576
+"""A cache block of vLLM for this model: its states take whole blocks, and this is what the paper's pool had."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is left of a prompt: tokens `start` (where it was restored, whole pages) to `end`.
+
+    `branch`: page up to which a cache had KV, beyond the restored ones; None if no further. `pressure`: T_KV / T_state.
+    """
+
+    start: int
+    end: int
+    branch: int | None
+    pressure: float
+
+
+class Placement(Protocol):
+    """See the module docstring."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """A prefill chunk that does not end the prompt ends on a multiple of this."""
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        """Return pages within the segment, ascending."""
+
+    def at_chunk_end(self, page: int) -> bool:
+        """Return whether the state is kept after a chunk that ends there and does not end the prompt."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Nothing inside; with `branches` also where KV went on and no checkpoint was (an observed branching point)."""
+
+    branches: bool = False
+    chunk_tokens: int = PAGE_TOKENS
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        return (segment.branch,) if self.branches and segment.branch is not None else ()
+
+    def at_chunk_end(self, page: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The server's plan: an interval for the segment, the observed branching point, and one page before the end.
+
+    The last is for the same prompt sent again, which is computed from one token before its end at the latest.
+    """
+
+    interval: IntervalPolicy
+    state_tokens: float
+    chunk_tokens: int = PAGE_TOKENS
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        length = segment.end - segment.start
+        interval = self.interval.choose(length, self.state_tokens, segment.pressure)
+        found = {
+            at // PAGE_TOKENS for at in plan_positions(segment.start, segment.end, interval, PAGE_TOKENS)
+        }
+        found.add((segment.end - 1) // PAGE_TOKENS)
+        if segment.branch is not None:
+            found.add(segment.branch)
+        return tuple(sorted(at for at in found if segment.start < at * PAGE_TOKENS <= segment.end))
+
+    def at_chunk_end(self, page: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """vLLM's align: wherever a step ends on a block boundary. Its scheduler makes chunks end there."""
+
+    chunk_tokens: int = BLOCK_TOKENS
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        return ()
+
+    def at_chunk_end(self, page: int) -> bool:
+        return page * PAGE_TOKENS % BLOCK_TOKENS == 0
+
+
+@dataclass(frozen=True)
+class EveryBlocks:
+    """One checkpoint every `blocks` cache blocks, counted from the start of the sequence."""
+
+    blocks: int
+    chunk_tokens: int = PAGE_TOKENS
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        every = self.blocks * BLOCK_TOKENS
+        first = segment.start // every * every + every
+        return tuple(at // PAGE_TOKENS for at in range(first, segment.end, every))
+
+    def at_chunk_end(self, page: int) -> bool:
+        return False

@@ -1,0 +1,94 @@
+"""The systems under test by name, each with the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from eval.simulate.bounds import Infinite, NoCache
+from eval.simulate.budgets import Budgets
+from eval.simulate.costs import Costs
+from eval.simulate.histate import HiState
+from eval.simulate.marconi import DEFAULT_ALPHA, flop_aware
+from eval.simulate.offload import Cascade, Through
+from eval.simulate.orders import queue
+from eval.simulate.placement import Adaptive, Ends, EveryBlocks, Placement, StepEnds
+from eval.simulate.system import Schedule, System
+from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What may be changed about a system beside its budgets."""
+
+    tau: float = DEFAULT_TAU
+    marconi_alpha: float = DEFAULT_ALPHA
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build a system, and one line about it."""
+
+    about: str
+    build: Callable[[Costs, Budgets, Schedule, Tuning], System]
+
+
+def _histate(
+    eviction: Eviction = Eviction.SCORE, placement: Placement | None = None, interval: IntervalPolicy | None = None
+) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
+    def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+        where = placement or Adaptive(interval or IntervalPolicy(), costs.state_tokens)
+        order = queue(costs, eviction, tuning.tau)
+        return HiState(costs, budgets, schedule, placement=where, order=order)
+
+    return build
+
+
+def _marconi(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+    device_only = replace(budgets, host_bytes=0, ssd_bytes=0)
+    order = flop_aware(costs, tuning.marconi_alpha)
+    return Cascade(costs, device_only, schedule, placement=Ends(branches=True), order=order)
+
+
+def _vllm_cpu(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+    return _vllm_disk(costs, replace(budgets, ssd_bytes=0), schedule, tuning)
+
+
+def _vllm_disk(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+    return Cascade(costs, budgets, schedule, placement=Ends(), order=queue(costs, Eviction.LRU))
+
+
+def _hicache(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+    order = queue(costs, Eviction.LRU)
+    return Through(costs, budgets, schedule, placement=Ends(branches=True), order=order, halves=True)
+
+
+SYSTEMS: dict[str, Recipe] = {
+    "none": Recipe("no cache", lambda costs, budgets, schedule, tuning: NoCache(costs, budgets)),
+    "marconi": Recipe("device only; ends and branching points; FLOP-aware eviction", _marconi),
+    "vllm-cpu": Recipe("device and host, LRU; ends", _vllm_cpu),
+    "vllm-disk": Recipe("device, host and disk, LRU, what leaves the host goes to disk; ends", _vllm_disk),
+    "hicache": Recipe(
+        "SGLang's HiCache: halves for KV and states, LRU, write-through to disk; ends and branching points",
+        _hicache,
+    ),
+    "histate": Recipe("the policy as the server does it", _histate()),
+    "histate-lru": Recipe("histate, least recently used goes first", _histate(Eviction.LRU)),
+    "histate-lru-refresh": Recipe(
+        "histate, LRU with a hit refreshing all earlier checkpoints", _histate(Eviction.LRU_REFRESH)
+    ),
+    "histate-align": Recipe(
+        "histate, checkpoints where a step ends on a block of 576 tokens", _histate(placement=StepEnds())
+    ),
+    "histate-fixed32": Recipe(
+        "histate, a checkpoint every 32 blocks of 576 tokens", _histate(placement=EveryBlocks(32))
+    ),
+    "histate-none": Recipe(
+        "histate, no interior checkpoints", _histate(interval=IntervalPolicy((NO_INTERVAL,)))
+    ),
+    "infinite": Recipe(
+        "never evicts, a checkpoint after every page, all on the device",
+        lambda costs, budgets, schedule, tuning: Infinite(),
+    ),
+}

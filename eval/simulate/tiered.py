@@ -1,0 +1,372 @@
+"""A prefix cache over device, host and SSD: matching, reading, admission, publishing, eviction.
+
+What all systems have in common. Subclasses say what is copied where and when: `_kept` for KV, `_captured` for
+checkpoints, `_leaving` before something leaves a tier. The order of eviction and the placement of checkpoints
+are given from outside.
+
+A request resumes at the deepest checkpoint that KV before it can be had for. If the SSD has to bring either, it
+waits until both are on the host (others run meanwhile). Then it is admitted when the device has room for all it will
+ever need: there is no preemption. What it loads and computes goes into the tree as it comes, locked until it ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eval.simulate.budgets import Budgets, Space
+from eval.simulate.contents import Contents
+from eval.simulate.costs import PAGE_TOKENS, Costs
+from eval.simulate.fault import ANY, CACHED, Faults
+from eval.simulate.jobs import Job, Pages
+from eval.simulate.links import Links
+from eval.simulate.orders import MakeOrder, Order
+from eval.simulate.placement import Placement, Segment
+from eval.simulate.radix import Run
+from eval.simulate.system import Admission, Schedule, Visit
+from sglang_histate.policy.prefix_nodes import TIERS, Tier
+from sglang_histate.policy.units import Kind, Pool, Unit
+
+Place = tuple[Run, int]
+"""A checkpoint's: a run and how many of its pages it has read."""
+
+
+class Tiered:
+    """`halves`: device and host give one half to KV and one to states, else both share all of it."""
+
+    extent_pages = 0
+    host_overhead_bytes = 0
+    """Of the host's budget, not for prefixes."""
+    least_gain_pages = 1
+    """Pages that reading from the SSD has to save."""
+    read_deadline_s: float | None = None
+    """How long a request waits for the SSD."""
+    host_drops_copies = True
+    """Whether KV may leave the host while the device still has it."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        budgets: Budgets,
+        schedule: Schedule,
+        *,
+        placement: Placement,
+        order: MakeOrder,
+        halves: bool = False,
+    ) -> None:
+        self.costs = costs
+        self.placement = placement
+        self.chunk_tokens = placement.chunk_tokens
+        self.links = Links.of(costs)
+        self.schedule = schedule
+        limits = (budgets.device_bytes, budgets.host_bytes - self.host_overhead_bytes, budgets.ssd_bytes)
+        kv, states = [], []
+        for tier, limit in zip(TIERS, limits, strict=True):
+            name, split = tier.name.lower(), halves and tier is not Tier.SSD
+            kv.append(Space(f"{name} KV" if split else name, max(limit, 0) // (2 if split else 1)))
+            states.append(Space(f"{name} states", kv[tier].limit) if split else kv[tier])
+        self.contents = Contents(costs, kv, states, self.extent_pages)
+        self.has_host, self.has_ssd = kv[Tier.HOST].limit > 0, kv[Tier.SSD].limit > 0
+        self.kv_orders: list[Order] = []
+        self.state_orders: list[Order] = []
+        for tier in TIERS:
+            self._make_orders(tier, order)
+        self.faults = Faults(self)
+        self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
+        self.now_s = 0.0
+
+    def _make_orders(self, tier: Tier, order: MakeOrder) -> None:
+        state, token = self.costs.state_bytes, self.costs.kv_token_bytes
+        if tier is Tier.SSD and self.extent_pages:
+            token = -(-state // (self.extent_pages * PAGE_TOKENS))
+        split = self.contents.kv_space[tier] is not self.contents.state_space[tier]
+        self.kv_orders.append(order(self.contents, Pool(tier, 0 if split else state, token)))
+        self.state_orders.append(
+            order(self.contents, Pool(tier, state, 0)) if split else self.kv_orders[tier]
+        )
+
+    # What subclasses say.
+
+    def _kept(self, runs: list[Run]) -> None:
+        """The device has KV of these runs, from the top down, that it did not have before."""
+
+    def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
+        """These checkpoints can be kept, ascending. `end`: the last one if it is the prompt's or the answer's end."""
+        raise NotImplementedError
+
+    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
+        """A unit is about to leave a tier; `runs` have its KV, the deepest first, none for a checkpoint alone."""
+
+    def _loaded(self, place: Place) -> None:
+        """The checkpoint has been copied from the host to the device."""
+
+    # The life of a request, see `system.System`.
+
+    def arrive(self, job: Job, now_s: float) -> Visit:
+        self.now_s = now_s
+        visit = Visit(job)
+        if self.has_ssd and self.has_host:
+            self.faults.look(visit)
+        return visit
+
+    def ready(self, visit: Visit) -> bool:
+        return visit.waits is None
+
+    def admit(self, visit: Visit, now_s: float) -> Admission | None:
+        self.now_s = now_s
+        job, contents = visit.job, self.contents
+        path = contents.match(job.prompt)
+        near, reach = contents.covered(path, CACHED), contents.covered(path, ANY)
+        found = contents.deepest_state(path, min(near, job.most_restored), CACHED)
+        run = contents.root
+        if found is not None:
+            run, at = found
+            if at < len(run.pages):
+                run = contents.split(run, at)
+        if not self._reserve(visit, run):
+            return None
+        self._tick(run)
+        moved, here = [], 0
+        for one in reversed(list(run.path())):
+            if one.kv >> Tier.DEVICE & 1:
+                here += len(one.pages)
+            else:
+                moved.append(one)
+                self._hand_over(visit, one)
+        tier, loaded_bytes = "", sum(contents.kv_bytes(one) for one in moved)
+        if found is not None:
+            tier, state_bytes = self._take_state(visit, run)
+            loaded_bytes += state_bytes
+        self.faults.release(visit)
+        visit.run, visit.tokens = run, run.end * PAGE_TOKENS
+        branch = near if run.end < near else None
+        visit.plan = self.placement.positions(
+            Segment(visit.tokens, job.prompt_tokens, branch, contents.pressure())
+        )
+        self._kept(moved)
+        from_ssd = min(visit.from_ssd[0], run.end - here)
+        restored = {
+            "device": here * PAGE_TOKENS,
+            "host": (run.end - here - from_ssd) * PAGE_TOKENS,
+            "ssd": from_ssd * PAGE_TOKENS,
+        }
+        kv_match = min(reach, job.most_restored) * PAGE_TOKENS
+        return Admission(restored, tier, kv_match, self.links.to_device.send(now_s, loaded_bytes))
+
+    def computed(self, visit: Visit, tokens: int, now_s: float) -> None:
+        self.now_s = now_s
+        job = visit.job
+        before, visit.tokens = visit.tokens // PAGE_TOKENS, tokens
+        page, ends = tokens // PAGE_TOKENS, tokens == job.prompt_tokens
+        self._grow(visit, job.prompt, page)
+        wanted = {at for at in visit.plan if before < at <= page}
+        if page > before and (ends or self.placement.at_chunk_end(page)):
+            wanted.add(page)
+        self._publish(visit, sorted(wanted), page if ends else None, answer=False)
+
+    def finish(self, visit: Visit, now_s: float) -> None:
+        self.now_s = now_s
+        pages = visit.job.pages
+        more = len(pages) > len(visit.job.prompt)
+        self._grow(visit, pages, len(pages))
+        self._give_back(visit, *visit.room)
+        if more:
+            self._publish(visit, [len(pages)], len(pages), answer=True)
+        assert visit.run is not None
+        self.contents.unlock(visit.run.path())
+
+    def facts(self) -> dict[str, Any]:
+        spaces = {space.name: space for space in (*self.contents.kv_space, *self.contents.state_space)}
+        return {
+            "ssd_written_bytes": self.links.ssd_write.carried_bytes,
+            "ssd_read_bytes": self.links.ssd_read.carried_bytes,
+            "budget_bytes": {name: space.limit for name, space in spaces.items()},
+            "peak_bytes": {name: space.peak for name, space in spaces.items()},
+            "evictions": self.evictions,
+            "end_hit_share": self.contents.tree.end_share.value,
+            "ssd_waits_given_up": self.faults.late,
+        }
+
+    # Room on the device for a request.
+
+    def _reserve(self, visit: Visit, run: Run) -> bool:
+        """Lock the path to `run` and reserve what the request needs beside it, if that is possible at all."""
+        contents = self.contents
+        kv, states = contents.kv_space[Tier.DEVICE], contents.state_space[Tier.DEVICE]
+        on_device = [one for one in run.path() if one.kv >> Tier.DEVICE & 1]
+        pages = visit.job.room_pages - sum(len(one.pages) for one in on_device)
+        need = pages * contents.page_bytes, contents.state_bytes
+        newly = sum(contents.kv_bytes(one) for one in on_device if not one.device_locks)
+        together = need[1] if states is kv else 0
+        if kv.pinned + newly + need[0] + together > kv.limit or states.pinned + need[1] > states.limit:
+            return False
+        contents.lock(run.path())
+        if not self.make_room(Tier.DEVICE, *need):
+            contents.unlock(run.path())  # eviction may have split it
+            return False
+        for space, size in zip((kv, states), need, strict=True):
+            space.take(size)
+            space.pin(size)
+        visit.room = need
+        return True
+
+    def _give_back(self, visit: Visit, kv_bytes: int, state_bytes: int) -> None:
+        """Let go of a part of what is reserved."""
+        contents = self.contents
+        for space, size in (
+            (contents.kv_space[Tier.DEVICE], kv_bytes),
+            (contents.state_space[Tier.DEVICE], state_bytes),
+        ):
+            space.pin(-size)
+            space.take(-size)
+        visit.room = visit.room[0] - kv_bytes, visit.room[1] - state_bytes
+
+    def _hand_over(self, visit: Visit, run: Run) -> None:
+        """Have a run that the request has locked on the device, in the room that is reserved for it."""
+        self._give_back(visit, self.contents.kv_bytes(run), 0)
+        self.contents.set_kv(run, Tier.DEVICE, True)
+
+    def _take_state(self, visit: Visit, run: Run) -> tuple[str, int]:
+        """Bring the checkpoint at the end of `run`; return the tier it came from and the bytes to load."""
+        contents, at = self.contents, len(run.pages)
+        if contents.has_state(run, at, Tier.DEVICE):
+            return "device", 0
+        if self.make_room(Tier.DEVICE, 0, contents.state_bytes):
+            contents.set_state(run, at, Tier.DEVICE, True)
+            self._loaded((run, at))
+        return "ssd" if visit.from_ssd[1] else "host", contents.state_bytes
+
+    def _tick(self, run: Run) -> None:
+        """One request is admitted and resumes at the end of `run`."""
+        contents = self.contents
+        contents.clock += 1
+        if run.parent is not None:
+            contents.tree.observe_hit(run.id, len(run.pages) * PAGE_TOKENS)
+        contents.touch(run, len(run.pages))
+
+    # What a request leaves.
+
+    def _grow(self, visit: Visit, pages: Pages, end: int) -> None:
+        """Have the request's pages in the tree up to `end`. What the device had already is computed for nothing."""
+        assert visit.run is not None
+        new = []
+        for run in self.contents.extend(visit.run, pages, end):
+            self.contents.lock((run,))
+            if run.kv >> Tier.DEVICE & 1:
+                self._give_back(visit, self.contents.kv_bytes(run), 0)
+            else:
+                self._hand_over(visit, run)
+                new.append(run)
+            visit.run = run
+        self.contents.touch(visit.run, len(visit.run.pages))
+        if new:
+            self._kept(new)
+
+    def _publish(self, visit: Visit, pages: list[int], end: int | None, answer: bool) -> None:
+        if not pages:
+            return
+        assert visit.run is not None
+        run, places = visit.run, []
+        for page in reversed(pages):
+            while page <= run.start:
+                assert run.parent is not None
+                run = run.parent
+            places.append((run, page - run.start))
+        self._captured(places[::-1], places[0] if pages[-1] == end else None, answer)
+
+    def hold_state(self, place: Place, tier: Tier) -> bool:
+        """Have a checkpoint in a tier if room can be made; return whether it was not there and is now."""
+        contents, (run, page) = self.contents, place
+        if contents.has_state(run, page, tier):
+            return False
+        at = run.start + page
+        if not self.make_room(tier, 0, contents.state_bytes):
+            return False
+        while at <= run.start:  # making room has split the run
+            assert run.parent is not None
+            run = run.parent
+        contents.set_state(run, at - run.start, tier, True)
+        return True
+
+    def back_up(self, run: Run) -> bool:
+        """Copy a run's KV to the host, with what is above it; return whether all is there."""
+        contents = self.contents
+        missing = [one for one in run.path() if not one.kv >> Tier.HOST & 1]
+        for one in reversed(missing):
+            size = contents.kv_bytes(one)
+            if not self.make_room(Tier.HOST, size, 0):
+                return False
+            contents.set_kv(one, Tier.HOST, True)
+            self.links.to_host.send(self.now_s, size)
+        return True
+
+    # Eviction.
+
+    def make_room(self, tier: Tier, kv_bytes: int, state_bytes: int) -> bool:
+        """Evict until so much more fits; False if it cannot be."""
+        kv, states = self.contents.kv_space[tier], self.contents.state_space[tier]
+        if kv is states:
+            return self._free(tier, self.kv_orders[tier], kv, kv_bytes + state_bytes)
+        return self._free(tier, self.kv_orders[tier], kv, kv_bytes) and self._free(
+            tier, self.state_orders[tier], states, state_bytes
+        )
+
+    def _free(self, tier: Tier, order: Order, space: Space, need: int) -> bool:
+        if need > space.limit:
+            return False
+        while space.free < need:
+            unit = self._next_victim(tier, order)
+            if unit is None:
+                return False
+            self.evict(tier, unit)
+        return True
+
+    def _next_victim(self, tier: Tier, order: Order) -> Unit | None:
+        return order.victim(lambda unit: self.usable(tier, unit))
+
+    def usable(self, tier: Tier, unit: Unit) -> bool:
+        """Return whether a unit may leave a tier now."""
+        if unit.kind is Kind.INTERMEDIATE:
+            assert unit.checkpoint is not None
+            return tier is Tier.DEVICE or not self.contents.runs[unit.checkpoint[0]].host_locks
+        return self.may_go(tier, self.contents.runs[unit.nodes[0]])
+
+    def may_go(self, tier: Tier, run: Run) -> bool:
+        """Return whether a run's KV may leave a tier now."""
+        if tier is Tier.DEVICE:
+            return not run.device_locks and not (run.host_locks and run.kv == 1 << tier)
+        if run.host_locks:
+            return False
+        return self.host_drops_copies or tier is Tier.SSD or not run.kv >> Tier.DEVICE & 1
+
+    def evict(self, tier: Tier, unit: Unit) -> None:
+        """Have a unit leave a tier, and what is of no use then."""
+        contents = self.contents
+        self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
+        if unit.kind is Kind.INTERMEDIATE:
+            assert unit.checkpoint is not None
+            state = contents.runs[unit.checkpoint[0]].states[unit.checkpoint[1] // PAGE_TOKENS]
+            self._leaving(tier, unit, [])
+            if state.tiers >> tier & 1:
+                self._drop_state((state.run, state.page), tier)
+            return
+        if unit.cut is not None:
+            contents.split(contents.runs[unit.cut[0]], unit.cut[1] // PAGE_TOKENS)
+        runs = [contents.runs[name] for name in unit.nodes]
+        self._leaving(tier, unit, runs)
+        for run in runs:
+            if run.parent is None:
+                return  # making room below has cost it its last copy
+            if not run.kv >> tier & 1 or not self.may_go(tier, run):
+                return
+            for at in [at for at in run.states if contents.has_state(run, at, tier)]:
+                self._drop_state((run, at), tier)
+            if run.kv == 1 << tier:
+                contents.forget(run)
+            else:
+                contents.set_kv(run, tier, False)
+
+    def _drop_state(self, place: Place, tier: Tier) -> None:
+        if tier is Tier.SSD:
+            self.contents.state_evicted_from_ssd(*place)
+        self.contents.set_state(*place, tier, False)
+
