@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from eval.metrics import Comparison, Run
+from eval.records import RecordsError
 from eval.report import style
 
 FACT = "intervals"  # in `RunFacts.facts`: {interval in tokens, or "none": how many segments}
@@ -45,14 +46,23 @@ def plot(comparison: Comparison) -> Figure | None:
 
 
 def counts(runs: tuple[Run, ...]) -> dict[str, int]:
-    """How often each interval was chosen in all runs together; "none" for segments without interior states."""
+    """How often each interval was chosen in all runs together; "none" for segments without interior states.
+
+    Raises:
+        RecordsError: the fact has an interval that is none.
+    """
     total: dict[str, int] = {}
     for run in runs:
         told: Any = run.facts.facts.get(FACT)
         if not isinstance(told, Mapping):
             continue
         for interval, count in told.items():
-            name = "none" if str(interval) in _NONE else str(int(interval))
+            text = str(interval)
+            if text not in _NONE and not text.isdecimal():
+                raise RecordsError(
+                    f'{run.path}: facts.{FACT}: {text!r} is no number of tokens and not "none"'
+                )
+            name = "none" if text in _NONE else text
             if count:
                 total[name] = total.get(name, 0) + int(count)
     return total

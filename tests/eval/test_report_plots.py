@@ -13,6 +13,7 @@ from fake_runs import random_run, request, run, tiny
 pytest.importorskip("matplotlib")
 from eval.metrics import compare, sensitive
 from eval.metrics.runs import ORDER
+from eval.records import RecordsError
 from eval.report import cost_plots, interval_plot, landing, style, tiers, ttft
 from eval.report.plots import write_all
 from eval.simulate.costs import Costs
@@ -65,6 +66,8 @@ def test_intervals_of_repeats_are_added() -> None:
     other = run("histate", intervals={1024: 2, 0: 4, "256": 1})
     assert interval_plot.counts((one, other)) == {"1024": 5, "none": 5, "256": 1}
     assert interval_plot.counts((run("histate"),)) == {}
+    with pytest.raises(RecordsError, match=r"histate\.jsonl: facts\.intervals: 'wide'"):
+        interval_plot.counts((run("histate", intervals={"wide": 1}),))
     made = interval_plot.plot(compare([one, run("vllm-disk")]))
     assert [label.get_text() for label in made.axes[0].get_xticklabels()] == ["1,024", "none"]
     assert interval_plot.plot(compare([run("histate")])) is None
