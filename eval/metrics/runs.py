@@ -82,17 +82,18 @@ def load(paths: Iterable[Path]) -> list[Run]:
         RecordsError: a file is none, or a folder has none.
         OSError: a path cannot be read.
     """
-    files: dict[Path, None] = {}
+    files: dict[Path, Path] = {}  # one file may be named in two ways
     for path in paths:
         if path.is_dir():
             found = sorted(path.rglob("*.jsonl"))
             if not found:
                 raise RecordsError(f"{path}: no records (*.jsonl) in this folder: give one that a run wrote")
-            files.update(dict.fromkeys(found))
         else:
-            files[path] = None
+            found = [path]
+        for file in found:
+            files.setdefault(file.resolve(), file)
     runs = []
-    for file in files:
+    for file in files.values():
         facts, records = read_run(file)
         runs.append(Run(file, facts, tuple(records)))
     return runs

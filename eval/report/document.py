@@ -9,6 +9,7 @@ from eval.metrics import Comparison, Part, Sensitive, SystemFigures, figures
 from eval.metrics.runs import Key
 from eval.metrics.sensitivity import CANDIDATE
 from eval.metrics.system_figures import first_requests
+from eval.metrics.table import shown
 from eval.report.provenance import run_texts
 from eval.report.tables import part_tables, ratio_table, rest_table
 
@@ -32,6 +33,7 @@ def page(comparison: Comparison, chosen: Sensitive, plots: Sequence[Plot], comma
         f"{len(comparison.keys):,} requests of {len(sessions):,} sessions, {len(found)} "
         f"{'system' if len(found) == 1 else 'systems'}, commit {comparison.commit}. Written by",
         f"```\n{command}\n```",
+        *_short(comparison, chosen, found),
         *_warnings(comparison, found),
         "## All requests",
         part_tables(comparison, [(name, one.all) for name, one in found.items()], None, seed),
@@ -106,12 +108,39 @@ def _rewriting(comparison: Comparison) -> frozenset[Key]:
     return frozenset(record.key for run in comparison.runs for record in run.records if record.rewrite)
 
 
+def _against(comparison: Comparison, chosen: Sensitive) -> str:
+    """The system that others are divided by: HiState, or the baseline, or the first one."""
+    for name in (CANDIDATE, chosen.baseline):
+        if name in comparison.systems:
+            return name
+    return next(iter(comparison.systems))
+
+
+def _short(comparison: Comparison, chosen: Sensitive, found: dict[str, SystemFigures]) -> list[str]:
+    """The two figures that most readers come for, in two sentences."""
+    against = _against(comparison, chosen)
+    mine = found[against]
+    lines = []
+    if mine.all.ttft.p99 and len(found) > 1:
+        others = ", ".join(
+            f"{name} {shown(one.all.ttft.p99, 2, 1 / mine.all.ttft.p99)}"
+            for name, one in found.items()
+            if name != against
+        )
+        lines.append(f"p99 TTFT over {against}'s: {others}.")
+    if mine.sensitive is not None and mine.sensitive.requests:
+        share = shown(mine.sensitive.reusable_share, 1, 100)
+        lines.append(
+            f"{against} reuses {share} % of what the infinite cache would on reuse-sensitive requests "
+            f"({mine.sensitive.requests:,} of {mine.all.requests:,})."
+        )
+    return [" ".join(lines)] if lines else []
+
+
 def _ratios(comparison: Comparison, chosen: Sensitive, seed: int) -> list[str]:
     if len(comparison.systems) < 2:
         return []
-    against = next((name for name in (CANDIDATE, chosen.baseline) if name in comparison.systems), None)
-    if against is None:
-        against = next(iter(comparison.systems))
+    against = _against(comparison, chosen)
     return [
         f"## TTFT over {against}'s",
         f"Above 1: slower than {against}. Paired: requests that both systems answered, the same sessions in every "

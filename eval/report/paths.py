@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_ABSOLUTE = re.compile(r"(?<![\w.:/~-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
+_ABSOLUTE = re.compile(r"(?<![\w./~-])/(?!/)(?:[\w.@+~-]+/)+[\w.@+~-]*")
 
 
 def without_paths(text: str, root: Path | None = None) -> str:

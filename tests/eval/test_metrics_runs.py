@@ -101,7 +101,10 @@ def test_no_runs_are_refused() -> None:
 
 def test_files_and_folders_are_read_once(tmp_path) -> None:
     paths = write(tmp_path / "deep" / "er", *tiny())
-    assert [one.facts.system for one in load([tmp_path, *paths])] == ["histate", "vllm-disk"]
+    assert [one.facts.system for one in load([tmp_path, *paths, tmp_path / "deep" / ".." / "deep"])] == [
+        "histate",
+        "vllm-disk",
+    ]
     assert load(paths)[0].records == tiny()[0].records
 
 

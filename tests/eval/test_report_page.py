@@ -56,6 +56,13 @@ def test_the_page_says_what_was_run() -> None:
     assert "Read with care" not in made
 
 
+def test_the_page_begins_with_what_matters() -> None:
+    made = text(*tiny())
+    assert "p99 TTFT over histate's: vllm-disk 1.00." in made
+    assert "histate reuses 50.0 % of what the infinite cache would on reuse-sensitive requests" in made
+    assert "p99 TTFT over" not in text(tiny()[0])
+
+
 def test_facts_of_all_runs_are_told_once() -> None:
     machine = {"cpu": "a", "cores": 2}
     made = text(*(run(name, request(), machine=machine, seed=len(name)) for name in ("histate", "vllm-disk")))
@@ -108,6 +115,7 @@ def test_no_path_of_this_machine_is_left() -> None:
 def test_paths(tmp_path) -> None:
     assert without_paths(f"--a={tmp_path}/b/c x", tmp_path) == "--a=b/c x"
     assert without_paths(f'"{tmp_path}/b"', tmp_path) == '"b"'
+    assert without_paths("PATH=bin:/opt/x/y", tmp_path) == "PATH=bin:y"
     for same in ("http://127.0.0.1:30000/v1", "build/eval/x", "a / b", "1/2", "../shared/x", "s/t, /flag"):
         assert without_paths(same, tmp_path) == same
 
