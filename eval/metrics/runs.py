@@ -34,6 +34,12 @@ ORDER = (
 )
 
 
+# Facts that are no system's own: where two runs tell different ones, their difference is not the systems'.
+SETTINGS = (
+    "budgets", "device_bytes", "host_bytes", "ssd_bytes", "costs", "tuning", "chunk_tokens", "live_sessions", "pause_cap_s",
+)  # fmt: skip
+
+
 class NotComparable(ValueError):
     """Runs that must not stand in one table; the message is one sentence that names the files."""
 
@@ -103,8 +109,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
     """Group `runs` by system.
 
     Raises:
-        NotComparable: no run, other workloads, engine and simulation mixed, a request twice in one run, or runs
-            whose requests are not the same although they are said to be.
+        NotComparable: no run, other workloads, engine and simulation mixed, other `SETTINGS`, a request twice in one
+            run, or runs whose requests are not the same although they are said to be.
     """
     if not runs:
         raise NotComparable("no run was given: name a records file or a folder of them")
@@ -117,6 +123,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
                     f"{first.path} is of {what} {mine!r} and {run.path} of {other!r}: compare runs of one {what} "
                     "at a time"
                 )
+    _check_settings(runs)
     _check_requests(runs)
     names = dict.fromkeys(run.facts.system for run in runs)
     ordered = sorted(names, key=place)
@@ -130,6 +137,21 @@ def compare(runs: Sequence[Run]) -> Comparison:
 def place(system: str) -> tuple[int, str]:
     """Sorting key of a system's row; unknown ones come last, by name."""
     return (ORDER.index(system) if system in ORDER else len(ORDER)), system
+
+
+def _check_settings(runs: Sequence[Run]) -> None:
+    told: dict[str, tuple[object, Path]] = {}
+    for run in runs:
+        for name in SETTINGS:
+            if name not in run.facts.facts:
+                continue
+            mine = run.facts.facts[name]
+            other, path = told.setdefault(name, (mine, run.path))
+            if other != mine:
+                raise NotComparable(
+                    f"{path} was made with {name} {other} and {run.path} with {mine}: compare runs of equal settings, "
+                    "in folders of their own"
+                )
 
 
 def _check_requests(runs: Sequence[Run]) -> None:

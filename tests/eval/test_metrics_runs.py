@@ -83,6 +83,7 @@ def test_rows_have_one_order_whatever_the_files_order() -> None:
             run("b", request(), workload="other", path="dir/b.jsonl"),
             ["a.jsonl", "dir/b.jsonl", "tiny", "other"],
         ),
+        (run("b", request(), ssd_bytes=5, path="b.jsonl"), ["a.jsonl", "b.jsonl", "ssd_bytes 7", "5"]),
         (run("b", request(), source="engine", path="b.jsonl"), ["a.jsonl", "b.jsonl", "engine"]),
         (run("b", request(prompt=999), path="b.jsonl"), ["a.jsonl", "b.jsonl", "1000", "999", "s1 turn 0"]),
         (run("b", request(), request(), path="b.jsonl"), ["b.jsonl", "s1 turn 0", "more than once"]),
@@ -90,7 +91,7 @@ def test_rows_have_one_order_whatever_the_files_order() -> None:
 )
 def test_what_is_not_one_workload_is_refused_in_one_sentence(second, words) -> None:
     with pytest.raises(NotComparable) as caught:
-        compare([run("a", request()), second])
+        compare([run("a", request(), ssd_bytes=7), second])
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
