@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.internal_hits.client import AskFailed
-from eval.metrics import compare, load, summary, text_table
-from eval.records import RecordsError
+from eval.metrics import compare, load, summary
 from eval.replay.options import Options, parse
+from eval.replay.outcome import outcome
 from eval.replay.probe import Unusable
 from eval.replay.rounds import prepare, run_all
 from eval.replay.sending import ServerGone
 from eval.replay.systems import SYSTEMS
 from eval.servers import ServerFailed
-from eval.workloads.fields import TraceError
 
 
 def say(text: str) -> None:
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         paths = replay(options, f"python -m eval.replay {shlex.join(given)}")
         runs = load(paths)
-        say("\n" + text_table(compare(runs)))
+        say("\n" + outcome(compare(runs)))
         written = options.out / "summary.json"
         written.write_text(json.dumps(summary(runs), indent=1) + "\n", encoding="utf-8")
         say(f"\nEvery request: {', '.join(str(path) for path in paths)}; summary: {written}")
@@ -55,8 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         Unusable,
         AskFailed,
         ServerGone,
-        RecordsError,
-        TraceError,
         ValueError,
         OSError,
     ) as error:

@@ -55,6 +55,8 @@ class Client:
         self.sglang = sglang
         self.force = force
         self._client = connection(base_url, timeout_s)
+        # The client imports its parts when they are first used; the first request should not pay for that.
+        self._completions = self._client.completions
 
     async def __aenter__(self) -> Client:
         return self
@@ -76,7 +78,7 @@ class Client:
             extra |= recorded_tokens.fields(recorded)
         sent_s = asyncio.get_running_loop().time()
         try:
-            stream = await self._client.completions.create(
+            stream = await self._completions.create(
                 model=self.model,
                 prompt=list(prompt),
                 max_tokens=len(recorded),

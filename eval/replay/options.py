@@ -10,7 +10,9 @@ from eval.arguments import positive, size_bytes
 from eval.replay.requests import PAGE, Shape
 from eval.replay.sending import Pace
 from eval.replay.systems import PAPER_SHARES, SYSTEMS, Bytes
-from eval.replay.workload import Selection
+from eval.replay.workload import NAMES, TRACES, Selection
+from eval.workloads.load import FORMATS
+from eval.workloads.select import HELP as STEPS
 
 RECORDED, FREE = "recorded", "free"
 DEFAULT_SYSTEMS = "histate,hicache"
@@ -25,6 +27,7 @@ class Options:
     pace: Pace
     systems: tuple[str, ...]
     repeats: int
+    minutes: float | None
     model: str | None
     running: int
     chunk: int
@@ -61,7 +64,10 @@ def parser() -> argparse.ArgumentParser:
         "interrupted (go on with --resume).",
     )
     found.add_argument(
-        "--workload", required=True, metavar="NAME|PATH", help="weka, or a trace file or folder"
+        "--workload",
+        required=True,
+        metavar="NAME|PATH",
+        help="; ".join(f"{name}: {text}" for name, text in NAMES.items()) + "; or a trace file or folder",
     )
     found.add_argument("--out", required=True, type=Path, metavar="DIR", help="records, logs and disk tiers")
     found.add_argument(
@@ -75,8 +81,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _workload(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--format", choices=FORMATS, help="of the file (found out from its first line)")
+    group.add_argument("--traces", type=Path, default=TRACES, metavar="DIR", help="where named traces are")
+    group.add_argument("--select", default="", metavar="STEPS", help=STEPS)
     group.add_argument("--sessions", type=positive, metavar="N", help="the first N (all)")
-    group.add_argument("--skip", type=int, default=0, metavar="N", help="sessions to pass over (0)")
+    group.add_argument(
+        "--least-turns", type=positive, default=1, metavar="N", help="of sessions with so many turns (1)"
+    )
     group.add_argument(
         "--context",
         type=positive,
@@ -139,6 +150,13 @@ def _servers(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="rounds, every second one in the opposite order (1)",
     )
+    group.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="begin no further round that would end later than this after the start, if it takes as long as the longest "
+        "before it (no limit)",
+    )
     group.add_argument("--model", metavar="PATH", help="a hybrid model instead of the demo model")
     group.add_argument(
         "--running", type=positive, default=8, metavar="N", help="most requests in a batch (%(default)s)"
@@ -191,11 +209,13 @@ def parse(argv: list[str] | None = None) -> Options:
         made.error(f"--systems {given.systems}: name each once; --repeats runs them again")
     if PAGE % given.tokens_per_block:
         made.error(f"--tokens-per-block {given.tokens_per_block} does not divide the page of {PAGE} tokens")
-    for flag in ("cap", "ramp", "skip", "first_id"):
+    for flag in ("cap", "ramp", "first_id"):
         if getattr(given, flag) < 0:
             made.error(f"--{flag.replace('_', '-')} {getattr(given, flag)}: must not be negative")
     if given.budget_factor <= 0:
         made.error(f"--budget-factor {given.budget_factor:g}: must be above 0")
+    if given.minutes is not None and given.minutes <= 0:
+        made.error(f"--minutes {given.minutes:g}: must be above 0")
     if given.time_scale is not None and given.time_scale < 0:
         made.error(f"--time-scale {given.time_scale:g}: must not be negative")
     outputs = given.outputs or (FREE if given.url else RECORDED)
@@ -211,11 +231,21 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     sizes = {name: getattr(given, f"{name}_size") for name in ("device", "host", "disk")}
     return Options(
-        selection=Selection(given.workload, given.sessions, given.skip, given.context, given.turns),
+        selection=Selection(
+            given.workload,
+            given.format,
+            given.select,
+            given.sessions,
+            given.context,
+            given.turns,
+            given.least_turns,
+            given.traces,
+        ),
         shape=shape,
         pace=Pace(given.live, given.ramp),
         systems=systems,
         repeats=given.repeats,
+        minutes=given.minutes,
         model=given.served_model if given.url else given.model,
         running=given.running,
         chunk=given.chunk,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +54,31 @@ class Workload:
         )
 
 
+class Limit:
+    """Says whether another round of work ends in time, by the longest one so far. The first always begins.
+
+    `begun_s`: when the time limit began, of `clock`.
+    """
+
+    def __init__(
+        self, minutes: float | None, begun_s: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._end_s = (
+            math.inf if minutes is None else (clock() if begun_s is None else begun_s) + 60 * minutes
+        )
+        self._last_s: float | None = None
+        self._longest_s = 0.0
+
+    def allows_another(self) -> bool:
+        """Call it where a round begins."""
+        now_s = self._clock()
+        if self._last_s is not None:
+            self._longest_s = max(self._longest_s, now_s - self._last_s)
+        self._last_s = now_s
+        return self._longest_s == 0 or now_s + self._longest_s <= self._end_s
+
+
 def prepare(options: Options) -> Workload:
     """Load the sessions and build their requests; errors as in `load` and `build`."""
     sessions = build(load(options.selection), options.shape)
@@ -95,8 +122,12 @@ def run_all(options: Options, workload: Workload, command: str, say: Say) -> lis
     longest = max(len(one.prompt) + len(one.output) for s in workload.sessions for one in s.all_requests())
     budgets = split(given, units, longest, options.running)
     facts |= {"budgets": asdict(given), "flags": asdict(budgets), "units": asdict(units)}
-    paths = []
+    paths: list[Path] = []
+    limit = Limit(options.minutes)
     for planned in plan(options.systems, options.repeats, options.out):
+        if planned.position == 1 and not limit.allows_another():
+            say(f"no time for round {planned.round} of {options.repeats} (--minutes {options.minutes:g})")
+            break
         system = SYSTEMS[planned.system]
         paths.append(planned.path)
         if options.resume and _complete(planned.path):

@@ -46,7 +46,8 @@ def probed(script: Script, check: Callable[[Client], Any], *, force: bool = Fals
 def test_times_are_those_of_the_first_and_the_last_token() -> None:
     answer = asked(Script(first_after_s=0.2, between_s=0.1))
     assert 0.2 <= answer.first_token_s - answer.sent_s < 2.0
-    assert 0.2 <= answer.end_s - answer.first_token_s < 2.0
+    assert 0.1 <= answer.end_s - answer.first_token_s < 2.0  # the first may have come late
+    assert answer.end_s - answer.sent_s >= 0.4
     assert (answer.prompt_tokens, answer.output_tokens, answer.output_ids) == (3, 3, (5, 5, 5))
 
 

@@ -58,7 +58,7 @@ def test_every_request_is_recorded_with_the_time_it_waited(tmp_path) -> None:
     by_key = {record.key: record for record in records}
     for record in records:
         assert record.eligible_s <= record.sent_s < record.first_token_s < record.end_s
-        assert 0.02 <= record.ttft_s < 0.5
+        assert 0.02 <= record.ttft_s < 5
         assert record.ttft_s >= record.first_token_s - record.sent_s
         if record.turn:
             before = by_key[record.session, "", record.turn - 1]

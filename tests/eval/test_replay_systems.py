@@ -15,7 +15,7 @@ from eval.replay.engine import difference_of, server_facts
 from eval.replay.kept import GrowingRun
 from eval.replay.options import parse
 from eval.replay.recorded_tokens import SERVER_FLAG
-from eval.replay.rounds import _complete, plan
+from eval.replay.rounds import Limit, _complete, plan
 from eval.replay.systems import SYSTEMS, Bytes, TooSmall, in_proportion, setup_of, split
 
 UNITS = Units(DEMO_UNITS.kv_token, DEMO_UNITS.checkpoint)
@@ -185,3 +185,17 @@ def test_a_url_says_what_it_likes_unless_told_otherwise() -> None:
     assert parse([*common, "--url", "http://x/v1", "--outputs", "recorded"]).shape.recorded_outputs
     given = parse([*common, "--budget-factor", "0.5", "--host-size", "7MiB"])
     assert given.bytes_from(Bytes(100, 200, 300, 1)) == Bytes(50, 7 << 20, 150, 2 << 20)
+
+
+def test_no_round_begins_that_would_end_too_late() -> None:
+    now_s = [100.0]
+    limit = Limit(10, 0.0, clock=lambda: now_s[0])
+    begins = []
+    for took_s in (200.0, 150.0, 100.0, 100.0):
+        begins.append(limit.allows_another())
+        now_s[0] += took_s
+    # Begun at 100, 300 and 450 s; the longest took 200 s, and 600 s are the end.
+    assert begins == [True, True, False, False]
+    unlimited = Limit(None)
+    assert all(unlimited.allows_another() for _ in range(3))
+    assert Limit(1, -1000.0, clock=lambda: 0.0).allows_another()
