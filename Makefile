@@ -10,7 +10,7 @@ ARGS ?=
 SSD_DIR ?= $(CURDIR)/build/ssd
 SSD_SIZE ?= 512MiB
 
-.PHONY: setup serve test eval lint format clean help
+.PHONY: setup serve test eval eval-quick lint format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ eval: $(STAMP) ## simulate every system on every workload; tables, plots and bui
 	for run in $(EVAL_RUNS); do \
 		$(PY) -m eval.report $(EVAL)/$$run --name $$run --out $(RESULTS) || exit; \
 	done
+
+eval-quick: $(STAMP) ## HiState against HiCache on real servers, 10 minutes on 2 cores; build/eval-quick/summary.json
+	$(PY) -m eval.replay.quick --out build/eval-quick
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check .
