@@ -1,0 +1,150 @@
+"""The answer in plain words, then the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eval.measure.findings import LANDING_EDGES, Findings, Row
+from eval.measure.placements import Placement
+from eval.simulate.budgets import Budgets
+from sglang_histate.sizes import format_size
+
+LITTLE = 0.01
+"""Less than this share of prefill is not worth another moving part."""
+
+
+def answer(found: Findings, budgets: Budgets, command: str) -> str:
+    """Return the sentences. `command`: how to simulate the same log under budgets."""
+    return "\n".join([_hits(found), _saving(found), _verdict(found, budgets, command)])
+
+
+def tables(found: Findings) -> str:
+    """Return where internal hits land, and the four placements side by side."""
+    parts = []
+    if found.internal:
+        parts += [
+            "Internal hits by how far before the end of a turn they land:",
+            _aligned(
+                ("tokens before the end", "requests", "computed again", "HiState saves s"),
+                [
+                    (
+                        "more" if one.upto is None else f"up to {one.upto:,}",
+                        f"{one.requests:,}",
+                        f"{one.again:,}",
+                        f"{one.saved_s:,.2f}",
+                    )
+                    for one in found.landings
+                ],
+            ),
+            "Past the turn end before them they land "
+            + ", ".join(f"{value:,.0f} tokens ({name})" for name, value in found.past.items())
+            + ".",
+            "",
+        ]
+    parts += [
+        "Checkpoints at, with room for everything:",
+        _aligned(
+            (
+                "",
+                "hit %",
+                "computed",
+                "KV there",
+                "prefill s",
+                "mean ms",
+                "p99 ms",
+                "internal ms",
+                "taken",
+                "bytes",
+            ),
+            [_cells(row) for row in found.rows],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _hits(found: Findings) -> str:
+    ends = found.row(Placement.TURN_ENDS)
+    first = (
+        f"{found.internal:,} of {found.requests:,} requests ({_percent(found.internal, found.requests)}) match KV at a "
+        f"point that is no turn's end."
+    )
+    if not found.internal:
+        return first
+    last = next(one.requests for one in found.landings if one.upto == LANDING_EDGES[0])
+    if last:
+        first += (
+            f" {last:,} of them part in the last {LANDING_EDGES[0]} tokens of a turn: there one more checkpoint a page "
+            "before the end of each prompt is enough."
+        )
+    return (
+        f"{first} With checkpoints at turn ends alone {found.internal_again:,} tokens of them are computed again "
+        f"although their KV is there: {_percent(found.internal_again, found.prompt_tokens)} of all prompt tokens, "
+        f"{_percent(found.internal_again, ends.computed)} of those computed."
+    )
+
+
+def _saving(found: Findings) -> str:
+    parts = []
+    for than, name in (
+        (Placement.TURN_ENDS, "at turn ends"),
+        (Placement.BRANCH_POINTS, "there and at branch points"),
+    ):
+        saved, whole = found.saved_s(than), found.row(than).prefill_s
+        parts.append(
+            f"{saved:,.1f} s of {whole:,.1f} s of prefill, {_percent(saved, whole)}, beside checkpoints {name}"
+        )
+    return f"With room for everything HiState would save {parts[0]}; {parts[1]}."
+
+
+def _verdict(found: Findings, budgets: Budgets, command: str) -> str:
+    ends = found.row(Placement.TURN_ENDS)
+    little = found.saved_s(Placement.TURN_ENDS) < LITTLE * ends.prefill_s
+    need = found.kv_bytes + ends.checkpoint_bytes
+    have = budgets.device_bytes + budgets.host_bytes + budgets.ssd_bytes
+    room = (
+        f"All different KV of the log and a checkpoint at each turn's end take {format_size(need)}; your tiers hold "
+        f"{format_size(have)}"
+    )
+    if need <= have:
+        return (
+            f"That is little: leave things alone. {room}, so that nothing has to go either."
+            if little
+            else f"That is worth a try. {room}: nothing has to go. For TTFT under load: {command}"
+        )
+    return (
+        f"That alone is little: for it, leave things alone. {room}: what is kept decides more, if all of it is wanted "
+        f"again: {command}"
+        if little
+        else f"That is worth a try. {room}: what is kept decides too: {command}"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.placement,
+        f"{100 * row.hit:.2f}",
+        f"{row.computed:,}",
+        f"{row.again:,}",
+        f"{row.prefill_s:,.1f}",
+        f"{1000 * row.mean_s:,.0f}",
+        f"{1000 * row.p99_s:,.0f}",
+        "-" if row.internal_mean_s is None else f"{1000 * row.internal_mean_s:,.0f}",
+        f"{row.checkpoints:,}",
+        format_size(row.checkpoint_bytes),
+    )
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
