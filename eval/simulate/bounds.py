@@ -22,7 +22,7 @@ class Infinite:
     def arrive(self, job: Job, now_s: float) -> Visit:
         return Visit(job)
 
-    def ready(self, visit: Visit) -> bool:
+    def ready(self, visit: Visit, now_s: float) -> bool:
         return True
 
     def reusable(self, job: Job) -> int:
@@ -58,7 +58,7 @@ class NoCache:
     def arrive(self, job: Job, now_s: float) -> Visit:
         return Visit(job)
 
-    def ready(self, visit: Visit) -> bool:
+    def ready(self, visit: Visit, now_s: float) -> bool:
         return True
 
     def admit(self, visit: Visit, now_s: float) -> Admission | None:

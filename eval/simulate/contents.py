@@ -59,7 +59,9 @@ class Contents(RadixTree):
         """Return (run, pages of it) of the deepest checkpoint in one of the tiers within the first `most` pages."""
         for run, matched in reversed(path):
             within = min(matched, most - run.start)
-            found = max((at for at, state in run.states.items() if at <= within and state.tiers & tiers), default=0)
+            found = max(
+                (at for at, state in run.states.items() if at <= within and state.tiers & tiers), default=0
+            )
             if found:
                 return run, found
         return None

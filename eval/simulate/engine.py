@@ -13,6 +13,7 @@ with each request, and no system may exceed it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
@@ -164,7 +165,7 @@ class Engine:
 
     def _expect(self, due: list[Due]) -> None:
         for one in due:
-            self._clock.at(one.at_s, lambda now_s, one=one: self._arrive(one, now_s))
+            self._clock.at(one.at_s, partial(self._arrive, one))
 
     def _arrive(self, due: Due, now_s: float) -> None:
         self._waiting.append(Active(due.turns, self._system.arrive(due.job, now_s), now_s))
@@ -180,7 +181,7 @@ class Engine:
             if left <= 0 or self._full:
                 still += self._waiting[index:]
                 break
-            if not self._system.ready(one.visit):
+            if not self._system.ready(one.visit, self._now_s):
                 still.append(one)
                 continue
             found = self._system.admit(one.visit, self._now_s)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 ANY = CACHED | 1 << Tier.SSD
+MOST_READS = 3
+"""For one request, as on the server: what was on the host when it came may be gone when its turn has come."""
 
 
 class Fault:
@@ -37,9 +39,13 @@ class Faults:
         self._by_state: dict[State, Fault] = {}
         self.late = 0
         """Requests that went on without what they waited for."""
+        self.no_room = 0
+        """Reads that were not begun because the host had no room for them."""
 
     def look(self, visit: Visit) -> None:
         """Begin to read what the request would gain from, or join the read that is under way."""
+        if visit.reads == MOST_READS:
+            return
         contents, job = self._system.contents, visit.job
         path = contents.match(job.prompt)
         reach = min(contents.covered(path, ANY), job.most_restored)
@@ -57,6 +63,7 @@ class Faults:
             return
         fault.waiting.append(visit)
         visit.waits = fault
+        visit.reads += 1
         if self._system.read_deadline_s is not None:
             until = self._system.now_s + self._system.read_deadline_s
             self._system.schedule(until, lambda now_s: self._give_up(fault, visit))
@@ -84,6 +91,7 @@ class Faults:
         )
         if not system.make_room(Tier.HOST, kv_bytes, state_bytes):
             self._unlock(fault)
+            self.no_room += 1
             return None
         contents.kv_space[Tier.HOST].take(kv_bytes)
         contents.state_space[Tier.HOST].take(state_bytes)
@@ -118,6 +126,7 @@ class Faults:
         if visit in fault.waiting:
             fault.waiting.remove(visit)
             visit.waits = None
+            visit.reads = MOST_READS
             self.late += 1
 
     def _unlock(self, fault: Fault) -> None:

@@ -24,8 +24,8 @@ from eval.simulate.tiered import Place
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
 
-IN_FLIGHT_BYTES = 1 << 30
-"""The server's default for checkpoints on their way."""
+BUFFERS = 20
+"""Checkpoints on their way: what fits into the 1 GiB that the server takes of host memory for them by default."""
 
 
 class HiState(Cascade):
@@ -33,7 +33,6 @@ class HiState(Cascade):
 
     read_deadline_s = 5.0
     host_drops_copies = False
-    host_overhead_bytes = IN_FLIGHT_BYTES
 
     def __init__(
         self,
@@ -45,7 +44,8 @@ class HiState(Cascade):
         order: MakeOrder,
     ) -> None:
         self.extent_pages = costs.state_bytes // costs.page_bytes
-        self.buffers = IN_FLIGHT_BYTES // costs.state_bytes
+        self.buffers = BUFFERS
+        self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)
         self.clean = CleanKv(costs.page_bytes)
         self.contents.kv_changed = self.clean.changed

@@ -80,9 +80,9 @@ class Through(Cascade):
     def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
         super()._captured(places, end, answer)
         for run, at in places:
-            if self.has_ssd and self.contents.has_state(run, at, Tier.HOST):
-                if self.hold_state((run, at), Tier.SSD):
-                    self.links.write_ssd(self.now_s, self.contents.state_bytes)
+            on_host = self.has_ssd and self.contents.has_state(run, at, Tier.HOST)
+            if on_host and self.hold_state((run, at), Tier.SSD):
+                self.links.write_ssd(self.now_s, self.contents.state_bytes)
 
     def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
         """What the SSD has it has already."""

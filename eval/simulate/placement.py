@@ -6,12 +6,13 @@ left to compute are known; a future one may be learned, so it also hears how far
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from eval.simulate.costs import PAGE_TOKENS
 from sglang_histate.policy.capture_plan import plan_positions
-from sglang_histate.policy.interval import IntervalPolicy
+from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
 
 BLOCK_TOKENS = 576
 """A cache block of vLLM for this model: its states take whole blocks, and this is what the paper's pool had."""
@@ -43,6 +44,9 @@ class Placement(Protocol):
     def at_chunk_end(self, page: int) -> bool:
         """Return whether the state is kept after a chunk that ends there and does not end the prompt."""
 
+    def facts(self) -> dict[str, Any]:
+        """Return what was chosen, for the records."""
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -57,6 +61,9 @@ class Ends:
     def at_chunk_end(self, page: int) -> bool:
         return False
 
+    def facts(self) -> dict[str, Any]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Adaptive:
@@ -68,10 +75,12 @@ class Adaptive:
     interval: IntervalPolicy
     state_tokens: float
     chunk_tokens: int = PAGE_TOKENS
+    chosen: Counter[int] = field(default_factory=Counter)
 
     def positions(self, segment: Segment) -> tuple[int, ...]:
         length = segment.end - segment.start
         interval = self.interval.choose(length, self.state_tokens, segment.pressure)
+        self.chosen[interval] += 1
         found = {
             at // PAGE_TOKENS for at in plan_positions(segment.start, segment.end, interval, PAGE_TOKENS)
         }
@@ -82,6 +91,15 @@ class Adaptive:
 
     def at_chunk_end(self, page: int) -> bool:
         return False
+
+    def facts(self) -> dict[str, Any]:
+        """Return how many segments got which interval, in tokens."""
+        counts = sorted(self.chosen.items(), key=lambda one: (one[0] == NO_INTERVAL, one[0]))
+        return {
+            "intervals": {
+                "none" if interval == NO_INTERVAL else str(interval): count for interval, count in counts
+            }
+        }
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,9 @@ class StepEnds:
 
     def at_chunk_end(self, page: int) -> bool:
         return page * PAGE_TOKENS % BLOCK_TOKENS == 0
+
+    def facts(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -111,3 +132,6 @@ class EveryBlocks:
 
     def at_chunk_end(self, page: int) -> bool:
         return False
+
+    def facts(self) -> dict[str, Any]:
+        return {}

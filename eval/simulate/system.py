@@ -20,7 +20,7 @@ class Visit:
     handed to the cache yet, (KV, state).
     """
 
-    __slots__ = ("from_ssd", "holds", "job", "plan", "room", "run", "tokens", "waits")
+    __slots__ = ("from_ssd", "holds", "job", "plan", "reads", "room", "run", "tokens", "waits")
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -28,6 +28,7 @@ class Visit:
         self.tokens = 0  # restored and computed so far
         self.room = (0, 0)
         self.plan: tuple[int, ...] = ()
+        self.reads = 0  # how often it has waited for the SSD
         self.waits: Fault | None = None
         self.holds: Fault | None = None  # whose locks it shares until it is admitted
         self.from_ssd: tuple[int, bool] = (0, False)  # pages of KV, and whether the state was read for it
@@ -62,8 +63,8 @@ class System(Protocol):
     def arrive(self, job: Job, now_s: float) -> Visit:
         """A request comes; reads that it needs may begin."""
 
-    def ready(self, visit: Visit) -> bool:
-        """Return whether it may be admitted; False while reads for it are under way."""
+    def ready(self, visit: Visit, now_s: float) -> bool:
+        """Return whether it may be admitted; False while reads for it are under way, which may begin now."""
 
     def admit(self, visit: Visit, now_s: float) -> Admission | None:
         """Give it what the caches have and room on the device until it ends; None if there is no room now."""

@@ -35,7 +35,9 @@ class Recipe:
 
 
 def _histate(
-    eviction: Eviction = Eviction.SCORE, placement: Placement | None = None, interval: IntervalPolicy | None = None
+    eviction: Eviction = Eviction.SCORE,
+    placement: Placement | None = None,
+    interval: IntervalPolicy | None = None,
 ) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
     def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
         where = placement or Adaptive(interval or IntervalPolicy(), costs.state_tokens)

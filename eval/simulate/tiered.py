@@ -108,7 +108,10 @@ class Tiered:
             self.faults.look(visit)
         return visit
 
-    def ready(self, visit: Visit) -> bool:
+    def ready(self, visit: Visit, now_s: float) -> bool:
+        self.now_s = now_s
+        if visit.waits is None and visit.holds is None and self.has_ssd and self.has_host:
+            self.faults.look(visit)
         return visit.waits is None
 
     def admit(self, visit: Visit, now_s: float) -> Admission | None:
@@ -184,6 +187,8 @@ class Tiered:
             "evictions": self.evictions,
             "end_hit_share": self.contents.tree.end_share.value,
             "ssd_waits_given_up": self.faults.late,
+            "ssd_reads_without_room": self.faults.no_room,
+            **self.placement.facts(),
         }
 
     # Room on the device for a request.
@@ -369,4 +374,3 @@ class Tiered:
         if tier is Tier.SSD:
             self.contents.state_evicted_from_ssd(*place)
         self.contents.set_state(*place, tier, False)
-
