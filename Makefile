@@ -32,26 +32,32 @@ serve: $(STAMP) ## serve the demo model, or MODEL=... on PORT=... with ARGS="...
 test: $(STAMP) ## run all tests that this machine can run
 	$(PY) -m pytest
 
-# W125 is a name or a file of sessions; RESULTS is where tables and plots go.
-W125 ?= w125
+# Recorded sessions are no part of this repository: TRACES is where weka_cc/w125.json and its trace are.
+# RESULTS is where tables and plots go.
+TRACES ?= ../shared/traces
 EVAL := build/eval
-EVAL_RUNS := w125-60 w125-600 rewriting codex
 RESULTS ?= $(EVAL)/report
-SIMULATE := $(PY) -m eval.simulate
+SHARES := 2.5 5 7.5 10
+W125_RUNS := $(if $(wildcard $(TRACES)/weka_cc/w125.json),w125-60 w125-600)
+EVAL_RUNS := $(W125_RUNS) codex $(addprefix rewriting-,$(SHARES))
+SIMULATE = $(PY) -m eval.simulate --traces $(TRACES) --out $(EVAL)
 
 eval: $(STAMP) ## simulate every system on every workload; tables, plots and build/eval/summary.json
 	rm -rf $(addprefix $(EVAL)/,$(EVAL_RUNS))
-	$(SIMULATE) --workload $(W125) --cap 60 --out $(EVAL)/w125-60
-	$(SIMULATE) --workload $(W125) --cap 600 --out $(EVAL)/w125-600
-	$(SIMULATE) --workload rewriting --cap 60 --out $(EVAL)/rewriting
-	$(SIMULATE) --workload codex --cap 60 --out $(EVAL)/codex
+ifdef W125_RUNS
+	$(SIMULATE)/w125-60 --workload w125 --cap 60
+	$(SIMULATE)/w125-600 --workload w125 --cap 600
+else
+	@echo "w125 is left out: there is no $(TRACES)/weka_cc/w125.json; TRACES=DIR names its folder"
+endif
+	$(SIMULATE)/codex --workload codex --cap 60
+	for share in $(SHARES); do \
+		$(SIMULATE)/rewriting-$$share --workload rewriting --share $$share --cap 60 || exit; \
+	done
 	$(PY) -m eval.metrics $(addprefix $(EVAL)/,$(EVAL_RUNS)) --json $(EVAL)/summary.json
 	for run in $(EVAL_RUNS); do \
 		$(PY) -m eval.report $(EVAL)/$$run --name $$run --out $(RESULTS) || exit; \
 	done
-
-eval-quick: $(STAMP) ## HiState against HiCache on real servers, 10 minutes on 2 cores; build/eval-quick/summary.json
-	$(PY) -m eval.replay.quick --out build/eval-quick
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check .

@@ -72,6 +72,8 @@ def _warnings(comparison: Comparison, found: dict[str, SystemFigures]) -> list[s
                 f"- {name} lacks {one.missing:,} requests that other runs have: it ended early, and only ratios "
                 "compare the same requests."
             )
+    if "," in comparison.commit:
+        lines.append("- The runs are of different commits: repeat them before you compare.")
     if len(found) == 1:
         lines.append("- There is one system only, so nothing is compared.")
     return ["Read with care:\n\n" + "\n".join(lines)] if lines else []

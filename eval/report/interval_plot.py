@@ -41,6 +41,7 @@ def plot(comparison: Comparison) -> Figure | None:
     each.set_xticks(
         range(len(kinds)), [kind if kind == "none" else f"{int(kind):,}" for kind in kinds], rotation=45
     )
+    style.plain_log(each, "y")  # short segments have no interior: "none" would hide the rest
     style.finish(each, "Intervals chosen", "interval, tokens", "share of segments")
     return made
 

@@ -27,7 +27,6 @@ def plot(comparison: Comparison) -> Figure:
     columns = min(_COLUMNS, len(names))
     rows = -(-len(names) // columns)
     made, axes = style.figure(3.7 * columns + 0.3, 2.3 * rows + 0.9, rows, columns, sharex=True, sharey=True)
-    last = max((record.sent_s for run in comparison.runs for record in run.good), default=0.0)
     for number, each in enumerate(axes.flat):
         if number >= len(names):
             each.set_axis_off()
@@ -36,12 +35,12 @@ def plot(comparison: Comparison) -> Figure:
         if not any(run.good for run in comparison.systems[name]):
             style.nothing(each, f"{name}: no request ended well.")
             continue
-        _one(each, comparison.systems[name], last)
+        _one(each, comparison.systems[name])
         y = "share of prompt tokens" if number % columns == 0 else ""
         x = "time since start, min" if number + columns >= len(names) else ""
         style.finish(each, name, x, y)
         each.xaxis.set_tick_params(labelbottom=bool(x))
-        each.set_ylim(0, 1)
+        each.set_ylim(0, 1.03)
     return made
 
 
@@ -65,7 +64,8 @@ def windows(runs: Sequence[Run], last_s: float) -> tuple[NDArray[np.float64], ND
     return tiers / prompt, sums([record.reusable for record in good]) / prompt
 
 
-def _one(axes: Axes, runs: Sequence[Run], last_s: float) -> None:
+def _one(axes: Axes, runs: Sequence[Run]) -> None:
+    last_s = max(record.sent_s for run in runs for record in run.good)
     tiers, bound = windows(runs, last_s)
     edges = np.linspace(0, (last_s or 1.0) / 60, WINDOWS + 1)
     below = np.zeros(WINDOWS)

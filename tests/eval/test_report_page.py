@@ -98,6 +98,11 @@ def test_partial_runs_are_named(records, words) -> None:
     assert words in made and "Read with care" in made and "nan" not in made.lower().replace("nanos", "")
 
 
+def test_runs_of_different_commits_are_named() -> None:
+    runs = [run("histate", request()), run("vllm-disk", request(), commit="def5678")]
+    assert "different commits" in text(*runs) and "different commits" not in text(*tiny())
+
+
 def test_without_histate_the_baseline_is_what_times_are_divided_by() -> None:
     runs = [run(name, request()) for name in ("hicache", "stock")]
     assert "## TTFT over hicache's" in text(*runs, baseline="stock").replace("stock's", "hicache's")
