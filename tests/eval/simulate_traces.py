@@ -33,11 +33,11 @@ def turns(draw: random.Random, count: int, names: list[int], longest: int = 30) 
             blocks.append(names[0])
         tail = draw.choice([0, 0, 1, 30, 63])
         output = draw.choice([1, 2, 64, 100, 300])
-        found.append(Turn(len(blocks) * 64 + tail, output, tuple(blocks), 0.0, draw.uniform(0, 3), 0.0))
+        found.append(Turn(len(blocks) * 64 + tail, output, tuple(blocks), 0.0, draw.uniform(0, 0.5), 0.0))
     return tuple(found)
 
 
-def sessions(seed: int, count: int = 4, most_turns: int = 7, agents: bool = True) -> list[Session]:
+def sessions(seed: int, count: int = 7, most_turns: int = 9, agents: bool = True) -> list[Session]:
     draw = random.Random(seed)
     made = []
     for number in range(count):
@@ -53,13 +53,13 @@ def sessions(seed: int, count: int = 4, most_turns: int = 7, agents: bool = True
     return made
 
 
-def tight(seed: int) -> Budgets:
-    """Budgets that hold the largest request (below 7 x 30 blocks and an answer) and little more."""
+def tight(seed: int, name: str = "") -> Budgets:
+    """Budgets that hold the largest request (8 turns of 29 blocks and an answer) and little more."""
     draw = random.Random(f"budgets {seed}")
     least = 64 * 240 + 640
-    return Budgets(
-        least + draw.randrange(least), 20 * 640 + draw.randrange(2 * least), draw.randrange(4 * least)
-    )
+    host = 20 * 640 + draw.randrange(1000, least)
+    device = (least + draw.randrange(2000)) * (2 if name == "hicache" else 1)  # it has two halves
+    return Budgets(device, host, draw.randrange(3 * least))
 
 
 def build(name: str, budgets: Budgets) -> tuple[System, Clock]:
@@ -67,7 +67,7 @@ def build(name: str, budgets: Budgets) -> tuple[System, Clock]:
     return SYSTEMS[name].build(COSTS, budgets, clock.at, Tuning()), clock
 
 
-def serve(system: System, clock: Clock, served: list[Session], live: int = 3) -> list[Record]:
+def serve(system: System, clock: Clock, served: list[Session], live: int = 6) -> list[Record]:
     records: list[Record] = []
     Engine(system, clock, COSTS, ClosedLoop(served, live, 10.0), records.append, 1152).run()
     return records
