@@ -125,6 +125,8 @@ class Tiered:
             run, at = found
             if at < len(run.pages):
                 run = contents.split(run, at)
+        # Its bytes go to the request's own slot first: making room may then cost the cache its copy.
+        on_device = found is not None and contents.has_state(run, len(run.pages), Tier.DEVICE)
         if not self._reserve(visit, run):
             return None
         self._tick(run)
@@ -137,8 +139,10 @@ class Tiered:
                 self._hand_over(visit, one)
         tier, loaded_bytes = "", sum(contents.kv_bytes(one) for one in moved)
         if found is not None:
-            tier, state_bytes = self._take_state(visit, run)
-            loaded_bytes += state_bytes
+            tier = "device" if on_device else "ssd" if visit.from_ssd[1] else "host"
+            if not on_device:
+                loaded_bytes += contents.state_bytes
+                self._load_state(run)
         self.faults.release(visit)
         visit.run, visit.tokens = run, run.end * PAGE_TOKENS
         branch = near if run.end < near else None
@@ -159,12 +163,12 @@ class Tiered:
         self.now_s = now_s
         job = visit.job
         before, visit.tokens = visit.tokens // PAGE_TOKENS, tokens
-        page, ends = tokens // PAGE_TOKENS, tokens == job.prompt_tokens
+        page, end = tokens // PAGE_TOKENS, len(job.prompt)
         self._grow(visit, job.prompt, page)
-        wanted = {at for at in visit.plan if before < at <= page}
-        if page > before and (ends or self.placement.at_chunk_end(page)):
+        wanted = {at for at in (*visit.plan, end) if before < at <= page}
+        if page > before and tokens < job.prompt_tokens and self.placement.at_chunk_end(page):
             wanted.add(page)
-        self._publish(visit, sorted(wanted), page if ends else None, answer=False)
+        self._publish(visit, sorted(wanted), end if end in wanted else None, answer=False)
 
     def finish(self, visit: Visit, now_s: float) -> None:
         self.now_s = now_s
@@ -230,15 +234,10 @@ class Tiered:
         self._give_back(visit, self.contents.kv_bytes(run), 0)
         self.contents.set_kv(run, Tier.DEVICE, True)
 
-    def _take_state(self, visit: Visit, run: Run) -> tuple[str, int]:
-        """Bring the checkpoint at the end of `run`; return the tier it came from and the bytes to load."""
-        contents, at = self.contents, len(run.pages)
-        if contents.has_state(run, at, Tier.DEVICE):
-            return "device", 0
-        if self.make_room(Tier.DEVICE, 0, contents.state_bytes):
-            contents.set_state(run, at, Tier.DEVICE, True)
-            self._loaded((run, at))
-        return "ssd" if visit.from_ssd[1] else "host", contents.state_bytes
+    def _load_state(self, run: Run) -> None:
+        """The checkpoint at the end of `run` comes from the host: keep it on the device if there is room."""
+        if self.hold_state((run, len(run.pages)), Tier.DEVICE):
+            self._loaded((run, len(run.pages)))
 
     def _tick(self, run: Run) -> None:
         """One request is admitted and resumes at the end of `run`."""
