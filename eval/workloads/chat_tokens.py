@@ -91,9 +91,14 @@ def _call(call: Any) -> Any:
 
 
 def _loaded(model: str) -> Any:
-    from transformers import AutoTokenizer
-
     try:
+        if (Path(model) / "tokenizer.json").exists():
+            # All there is to know is in that file; finding the model's own class would import torch for nothing.
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(model)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().split("\n")[0]

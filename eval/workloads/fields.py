@@ -71,9 +71,11 @@ def block_ids(of: dict[str, Any], name: str, where: Where, tokens: int, block: i
     """
     place = where.at(name)
     ids = items(member(of, name, where), place)
-    for index, one in enumerate(ids):
-        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
-            raise place.at(index).error(f"a whole number, not negative, is expected, not {shown(one)}")
+    # Traces have hundreds of millions of ids: only a list that is wrong is looked at one by one.
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0):
+        for index, one in enumerate(ids):
+            if type(one) is not int or one < 0:
+                raise place.at(index).error(f"a whole number, not negative, is expected, not {shown(one)}")
     whole, rest = divmod(tokens, block)
     if len(ids) == whole:
         return tuple(ids)

@@ -53,10 +53,10 @@ CSV = [
 ]
 CHAT: list[Any] = [
     {"timestamp": "2026-01-01T00:00:00Z", "session_id": "a", "usage": {"completion_tokens": 12},
-     "messages": [{"role": "system", "content": "You are a careful coding agent who reads before it writes."},
+     "messages": [{"role": "system", "content": "You are a careful coding agent who reads all it needs before it writes anything at all."},
                   {"role": "user", "content": [{"type": "text", "text": "Please fix the failing test in a.py"}]}]},
     {"timestamp": "2026-01-01T00:00:05Z", "session_id": "a", "response": "Done.",
-     "messages": [{"role": "system", "content": "You are a careful coding agent who reads before it writes."},
+     "messages": [{"role": "system", "content": "You are a careful coding agent who reads all it needs before it writes anything at all."},
                   {"role": "user", "content": "Please fix the failing test in a.py"},
                   {"role": "assistant", "content": None, "tool_calls": [
                       {"id": "1", "type": "function", "function": {"name": "run", "arguments": "{\"x\": 1}"}}]},
