@@ -158,7 +158,7 @@ class Engine:
                 job = self._waiting[0].job
                 raise DoesNotFit(
                     f"session {job.session}, turn {job.turn}: {job.prompt_tokens} tokens and an answer of {job.output_tokens} "
-                    "do not fit the device: give it more (--device), or cut the sessions (--context)"
+                    "do not fit the device: give it more (--device), or cut the sessions (--select context:TOKENS)"
                 )
             else:
                 return self._now_s

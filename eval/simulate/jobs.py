@@ -87,7 +87,8 @@ class Naming:
         Raises:
             ValueError: the block size is neither a multiple nor a divisor of a page.
         """
-        prompts = [self._prompt(session, turn) for turn in turns]
+        named = [self._named(session, turn) for turn in turns]
+        prompts = [self._prompt(pages, turn) for pages, turn in zip(named, turns, strict=True)]
         jobs = []
         for index, turn in enumerate(turns):
             output = max(turn.output_tokens, 1)
@@ -97,7 +98,7 @@ class Naming:
             if following is not None and turns[following].input_tokens >= turn.input_tokens + output:
                 begins = common(prompts[index], prompts[following])
                 if begins == len(prompts[index]):
-                    kept = prompts[following][begins : begins + count]
+                    kept = named[following][begins : begins + count]
             answer = (*kept, *(self._new() for _ in range(count - len(kept))))
             rewrite = bool(index) and common(prompts[index - 1], prompts[index]) < len(prompts[index - 1])
             jobs.append(
@@ -114,20 +115,21 @@ class Naming:
             )
         return jobs
 
-    def _prompt(self, session: Session, turn: Turn) -> Pages:
+    def _named(self, session: Session, turn: Turn) -> Pages:
         size, blocks = session.block_tokens, turn.blocks
         scope = "" if session.shared_ids else session.name
         if size <= PAGE_TOKENS and not PAGE_TOKENS % size:
             each = PAGE_TOKENS // size
             whole = len(blocks) // each * each
-            named = [self._name(scope, blocks[at : at + each]) for at in range(0, whole, each)]
-        elif not size % PAGE_TOKENS:
+            return tuple(self._name(scope, blocks[at : at + each]) for at in range(0, whole, each))
+        if not size % PAGE_TOKENS:
             parts = range(size // PAGE_TOKENS)
-            named = [self._name(scope, (block, part)) for block in blocks for part in parts]
-        else:
-            raise ValueError(
-                f"session {session.name}: blocks of {size} tokens neither divide a page of {PAGE_TOKENS} nor are made of pages"
-            )
+            return tuple(self._name(scope, (block, part)) for block in blocks for part in parts)
+        raise ValueError(
+            f"session {session.name}: blocks of {size} tokens neither divide a page of {PAGE_TOKENS} nor are made of pages"
+        )
+
+    def _prompt(self, named: Pages, turn: Turn) -> Pages:
         missing = turn.input_tokens // PAGE_TOKENS - len(named)
         return (*named, *(self._new() for _ in range(missing)))
 
