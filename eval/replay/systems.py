@@ -165,21 +165,25 @@ def setup_of(
     recorded: bool,
     extra: Sequence[str] = (),
 ) -> Setup:
-    """Return how a system is started: the same pools, pages, batch and chunks for all."""
-    host = round(
-        budgets.host_ratio
-        * (
-            budgets.device_kv_tokens * units.kv_bytes_per_token
-            + budgets.device_states * units.checkpoint_bytes
-        )
-    )
+    """Return how a system is started: the same pools, pages, batch and chunks for all.
+
+    Of HiState's one pool one state's bytes are where kernels write for padding rows; stock pools have that in addition
+    to their size. So HiState is given one state more, and no more host memory for it.
+    """
+    kv = round(budgets.device_kv_tokens * units.kv_bytes_per_token)
+    states = budgets.device_states * units.checkpoint_bytes
+    host = round(budgets.host_ratio * (kv + states))
     reference = Holdings(
-        device_kv=round(budgets.device_kv_tokens * units.kv_bytes_per_token),
-        device_states=budgets.device_states * units.checkpoint_bytes,
+        device_kv=kv,
+        device_states=states,
         host_arena=host,
         host_inflight=budgets.inflight_bytes,
         disk=budgets.disk_bytes,
     )
+    if system.has_histate:
+        more = budgets.device_states + 1
+        ratio = host / (kv + more * units.checkpoint_bytes)
+        budgets = replace(budgets, device_states=more, host_ratio=ratio)
     shared = (
         *("--max-running-requests", str(running)),
         "--enable-cache-report",

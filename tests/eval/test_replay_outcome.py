@@ -10,7 +10,7 @@ import pytest
 from eval.metrics import compare
 from eval.metrics.runs import Run
 from eval.records import Record, RunFacts
-from eval.replay.outcome import outcome, problems
+from eval.replay.outcome import engine_summary, outcome, problems
 from eval.replay.workload import TRACES, WEKA, Selection, load
 
 
@@ -46,6 +46,18 @@ def test_what_makes_figures_doubtful_is_said() -> None:
     text = outcome(compare([run("stock", [0.1], 0, **facts)]))
     assert "warning: stock-1.jsonl: resumed with empty caches after 5 requests" in text
     assert "ratio" not in text
+
+
+def test_the_summary_has_what_servers_count_as_a_whole() -> None:
+    runs = [
+        run("histate", [0.1], 128, recomputed_with_kv_tokens=64),
+        run("histate", [0.2], 128, recomputed_with_kv_tokens=32),
+        run("hicache", [0.1], 64),
+    ]
+    found = engine_summary(runs)["systems"]
+    assert found["histate"]["recomputed_with_kv_tokens"] == 96
+    assert found["hicache"]["recomputed_with_kv_tokens"] is None
+    assert found["histate"]["requests"] == 2
 
 
 def session(name: str, turns: int, tokens: int = 640) -> str:
