@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import openai
 
 from eval.internal_hits.client import AskFailed, Cached, cached_of
@@ -93,7 +94,7 @@ class Client:
         except openai.OpenAIError as error:
             cause = f": {error.__cause__}" if error.__cause__ else ""
             raise AskFailed(f"{type(error).__name__}: {error}{cause}") from None
-        except (OSError, ValueError) as error:  # httpx raises the former where a stream breaks off
+        except (httpx.HTTPError, ValueError) as error:  # the stream broke off, or is no JSON
             raise AskFailed(f"{type(error).__name__}: {error}") from None
 
     async def _read(

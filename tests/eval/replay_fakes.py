@@ -90,6 +90,7 @@ class Script:
     fails: Callable[[dict[str, Any]], bool] = lambda body: False
     obeys: bool = True
     ends_early: bool = False
+    breaks_off: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
@@ -128,6 +129,8 @@ async def fake_server(script: Script) -> AsyncIterator[str]:
             if script.sglang:
                 choice["token_ids"] = [token]
             await response.write(_event({"choices": [choice]}))
+            if script.breaks_off and asked.transport is not None:
+                asked.transport.close()
             if script.ends_early and number == 0:
                 script.live -= 1
                 return response

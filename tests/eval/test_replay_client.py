@@ -81,6 +81,8 @@ def test_a_wrong_answer_is_an_error() -> None:
         asked(Script(fails=lambda body: True))
     with pytest.raises(AskFailed, match="without"):
         asked(Script(ends_early=True))
+    with pytest.raises(AskFailed, match="peer closed"):
+        asked(Script(breaks_off=True, ends_early=True))
     with pytest.raises(NoCacheReport):
         asked(Script(cached=lambda prompt, times: None))
 
