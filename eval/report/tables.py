@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from eval.metrics import Comparison, Interval, Part, Sensitive, SystemFigures, intervals, ratios
+from eval.metrics import Comparison, Interval, Part, SystemFigures, intervals, ratios
 from eval.metrics.runs import Key
 from eval.metrics.spread import COLUMNS
 from eval.metrics.table import shown
@@ -45,12 +45,12 @@ def part_tables(
     return f"{first}\n\n{second}"
 
 
-def ratio_table(comparison: Comparison, chosen: Sensitive, against: str, seed: int) -> str:
-    """TTFT of each system over that of `against`, over all requests and over the reuse-sensitive ones."""
+def ratio_table(
+    comparison: Comparison, parts: Mapping[str, Collection[Key] | None], against: str, seed: int
+) -> str:
+    """TTFT of each system over that of `against`; `parts` are the requests (None: all) by the word for them."""
     rows = []
-    for keys, what in ((None, "all"), (chosen.keys, "sensitive")):
-        if what == "sensitive" and not keys:
-            continue
+    for what, keys in parts.items():
         for name in comparison.systems:
             if name == against:
                 continue

@@ -79,6 +79,16 @@ def test_a_part_that_all_lack_is_left_out_or_says_so() -> None:
     assert "there is no run of the baseline, vllm-disk" in text(tiny()[0])
 
 
+def test_rewriting_requests_have_ratios_of_their_own() -> None:
+    records = [(request(f"s{n}", ttft=1.0), request(f"s{n}", 1, ttft=2.0, rewrite=True)) for n in range(3)]
+    ours = run("histate", *(one for pair in records for one in pair))
+    slow = [request(f"s{n}", turn, ttft=4.0, rewrite=turn == 1) for n in range(3) for turn in range(2)]
+    made = text(ours, run("vllm-disk", *slow))
+    _, only = rows(made, "TTFT over histate's")["vllm-disk"]
+    assert only[:3] == ["rewriting", "3", "2.00 [2.00, 2.00]"]
+    assert "There are 3 of them" in made
+
+
 def test_one_system_only_is_compared_with_nothing() -> None:
     made = text(tiny()[0])
     assert "1 system," in made and "one system only" in made and "## TTFT over" not in made
