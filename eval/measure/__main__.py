@@ -13,7 +13,9 @@ from eval.measure.answer import answer, tables
 from eval.measure.findings import Findings, findings
 from eval.measure.options import Options, parse
 from eval.measure.placements import outcomes
+from eval.simulate.budgets import Budgets
 from eval.workloads.load import guess, read
+from eval.workloads.save import saved
 from eval.workloads.select import select
 from eval.workloads.sessions import Session
 from eval.workloads.shared_prefix import with_shared_prefix
@@ -46,25 +48,35 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _sessions(options: Options, kind: str) -> Iterable[Session]:
+    sessions: Iterable[Session]
     sessions = select(read(options.log, kind, model=options.model), options.select, options.log)
-    return with_shared_prefix(sessions, options.shared_prefix) if options.shared_prefix else sessions
+    if options.shared_prefix:
+        sessions = with_shared_prefix(sessions, options.shared_prefix)
+    return saved(sessions, options.save_trace) if options.save_trace else sessions
 
 
 def _simulate(options: Options, kind: str) -> str:
-    """Return the command that simulates the same log under the same budgets."""
-    budgets = options.budgets
-    words = ["--workload", str(options.log), "--format", kind]
-    if options.select:
-        words += ["--select", options.select]
-    if options.shared_prefix:
-        words += ["--shared-prefix", str(options.shared_prefix)]
-    for flag, size in (
-        ("--device", budgets.device_bytes),
-        ("--cpu", budgets.host_bytes),
-        ("--ssd", budgets.ssd_bytes),
+    """Return the command that simulates the same requests under the same budgets."""
+    if options.save_trace:
+        words = ["--workload", str(options.save_trace)]
+    elif kind == "openai":  # the simulator has no tokenizer
+        words = ["--workload", "FILE.jsonl"]
+    else:
+        words = ["--workload", str(options.log), "--format", kind]
+        if options.select:
+            words += ["--select", options.select]
+        if options.shared_prefix:
+            words += ["--shared-prefix", str(options.shared_prefix)]
+    default = Budgets()
+    for flag, size, usual in (
+        ("--device", options.budgets.device_bytes, default.device_bytes),
+        ("--cpu", options.budgets.host_bytes, default.host_bytes),
+        ("--ssd", options.budgets.ssd_bytes, default.ssd_bytes),
     ):
-        words += [flag, str(size)]
-    return f"python -m eval.simulate {shlex.join(words)} --out DIR"
+        if size != usual:
+            words += [flag, str(size)]
+    command = f"python -m eval.simulate {shlex.join(words)} --out DIR"
+    return f"{command}, FILE.jsonl from --save-trace" if "FILE.jsonl" in words else command
 
 
 def _write(options: Options, kind: str, found: Findings) -> None:

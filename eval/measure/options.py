@@ -39,6 +39,7 @@ class Options:
     budgets: Budgets
     costs: Costs
     json_file: Path | None
+    save_trace: Path | None
 
 
 def parse(argv: list[str] | None = None) -> Options:
@@ -58,6 +59,7 @@ def parse(argv: list[str] | None = None) -> Options:
             Budgets(given.device, given.cpu, given.ssd),
             Costs(**constants),
             given.json,
+            given.save_trace,
         )
     except (ValueError, TraceError, OSError) as error:
         parser.error(str(error))
@@ -111,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
         + ", ".join(f"{name}={value:g}" for name, value in vars(Costs()).items()),
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    parser.add_argument(
+        "--save-trace",
+        type=Path,
+        metavar="FILE",
+        help="also write the selected sessions as a trace of ids and lengths, without text, for eval.simulate and "
+        "eval.replay; the name ends in .jsonl or .jsonl.xz",
+    )
     return parser
 
 

@@ -8,6 +8,7 @@ gzip or xz, and a folder of such files, by name. Rules of the schema, all checke
 - Ids count from 0 or from 1; they are only compared. `hash_id_scope` "local": they mean nothing elsewhere.
 - `think_time` is the pause before a request and `api_time` how long it took. Where either is not known the
   pause is the difference of the `t`.
+- `start_s`, which only `eval.workloads.save` writes, is when the session began on the clock of all.
 - The `t` in a sub-agent count from its start, or from the session's start: the former if the first of them is
   less than the agent's own `t`. Its parent waits for it.
 """
@@ -72,7 +73,8 @@ def session_of(value: Any, where: Where) -> Session:
             raise at.at("type").error(f"one of {expected} is expected, not {fields.shown(kind)}")
     turns = _turns(own, block, 0.0)
     agents = tuple(_agent(*spawn, turns, block) for spawn in spawns)
-    return Session(name, block, turns, agents, shared_ids=scope == "global")
+    begin = fields.seconds(found, "start_s", where) or 0.0
+    return Session(name, block, turns, agents, shared_ids=scope == "global", start_s=begin)
 
 
 def _agent(found: dict[str, Any], where: Where, after: int, parent: tuple[Turn, ...], block: int) -> Agent:

@@ -143,6 +143,46 @@ def test_the_simulator_accepts_the_command_that_is_named(
     assert given.setting.budgets.host_bytes == 1 << 30
 
 
+def test_a_log_of_messages_is_saved_without_its_text_and_measures_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [["x" * 900], ["x" * 900, "ok", "more " * 40], ["x" * 500, "other " * 50]]
+    lines = [
+        {"ts": n, "session_id": who, "messages": [{"role": "user", "content": text} for text in texts]}
+        for n, texts in enumerate(turns)
+        for who in "ab"
+    ]
+    file, kept = write(tmp_path, "o.jsonl", *lines), tmp_path / "kept.jsonl.xz"
+    out = [tmp_path / "1.json", tmp_path / "2.json"]
+    assert (
+        main(
+            [
+                str(file),
+                "--model",
+                "demo",
+                "--json",
+                str(out[0]),
+                "--cpu",
+                "1MiB",
+                "--ssd",
+                "0",
+                "--device",
+                "1MiB",
+            ]
+        )
+        == 0
+    )
+    assert "--workload FILE.jsonl" in capsys.readouterr().out
+    assert main([str(file), "--model", "demo", "--save-trace", str(kept), "--json", str(out[0])]) == 0
+    assert main([str(kept), "--json", str(out[1])]) == 0
+    first, second = (json.loads(one.read_text()) for one in out)
+    assert second["format"] == "weka" and first["internal"] > 0
+    assert all(
+        first[name] == second[name] for name in ("requests", "prompt_tokens", "matched_tokens", "rows")
+    )
+    assert main([str(file), "--model", "demo", "--save-trace", str(tmp_path / "x.txt")]) == 2
+
+
 def test_a_selection_and_a_shared_prefix_change_what_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
