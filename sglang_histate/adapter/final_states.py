@@ -1,6 +1,7 @@
 """A session's final checkpoint on the host: where its next turn looks first once the device has forgotten it.
 
-The bytes are in a record already, on their way to the SSD; a reader thread copies them into a slot of the host arena.
+The store has the bytes, as a rule in a record on its way to the SSD; a reader thread copies them into a slot of the
+host arena.
 The checkpoint that it supersedes is an intermediate one now and goes from the host when room is needed, as the SSD has it.
 """
 
@@ -40,7 +41,7 @@ class FinalStates:
         return len(self._copies)
 
     def take(self, end: OutputEnd) -> None:
-        """`end` was just put into the store: copy it to the host too, at the node that it belongs to."""
+        """The store has `end`: copy it to the host too, at the node that it belongs to."""
         if end.node_id not in self._core.ranking.tree or self._store.lookup(end.key) is None:
             return
         node = self._core.node_by_id(end.node_id)

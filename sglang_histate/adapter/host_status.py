@@ -14,7 +14,8 @@ def host_status(tree_cache: Any, records: RecordPool) -> dict[str, Any]:
     """Return what KV (in tokens), states and checkpoints in flight hold, and the bytes of all of them.
 
     KV and states share the arena, so each one's total is what it could have now, and the two totals overlap.
-    ``total_bytes`` is the whole budget of this rank, in-flight memory included; ``free_bytes`` is free in the arena.
+    ``total_bytes`` is the whole budget of this rank, in-flight memory included; ``free_bytes`` is free in the arena,
+    ``peak_bytes`` the most that was ever used of it.
     """
     group = tree_cache.host_pool_group
     kv, states = group.get_pool(PoolName.KV), group.get_pool(PoolName.MAMBA)
@@ -42,5 +43,6 @@ def host_status(tree_cache: Any, records: RecordPool) -> dict[str, Any]:
         "page_bytes": arena.page_bytes,
         "arena_bytes": arena.total_bytes,
         "free_bytes": arena.free_bytes,
+        "peak_bytes": arena.peak_pages * arena.page_bytes,
         "total_bytes": arena.total_bytes + inflight_bytes,
     }

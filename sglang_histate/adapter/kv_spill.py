@@ -1,8 +1,9 @@
 """KV to the SSD ahead of need: cold host KV is copied there before its room is wanted.
 
 Where few pages of the host arena are free or *clean* (the SSD has them too), the ranking's next bundles are copied, with
-what goes after them of the same trajectories: nodes are locked, a thread copies pages to records, the store writes them. Eviction then finds clean nodes and never
-waits. KV that no checkpoint on the SSD could restore is not worth a slab.
+what goes after them of the same trajectories: nodes are locked, a thread copies pages to records, the store writes them.
+Eviction then finds clean nodes and never waits. How many that is, `policy.reserve` says. KV that no checkpoint on the SSD
+could restore is not worth a slab.
 """
 
 from __future__ import annotations
@@ -20,11 +21,9 @@ from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.reserve import Reserve
 from sglang_histate.policy.units import Kind, Unit
 from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, RecordKind
-
-LOW_SHARE, HIGH_SHARE = 1 / 8, 1 / 4
-"""Shares of the host arena: below the first, free and clean pages together are brought up to the second."""
 
 
 @dataclass(eq=False)
@@ -59,6 +58,8 @@ class KvSpill:
         self._busy: set[Any] = set()  # nodes with copies on their way
         self._refilling = False
         self._fruitless: tuple[int, int, int] | None = None
+        self._reserve = Reserve(face.arena.total_pages)
+        self._taken = 0  # pages that the arena had given out at the last look
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
 
     def __len__(self) -> int:
@@ -66,16 +67,17 @@ class KvSpill:
 
     def plan(self) -> None:
         """Start copies if the reserve is low. Never waits."""
-        total = self._arena.total_pages
+        self._reserve.step(self._arena.taken_pages - self._taken, self._ranking.clock)
+        self._taken, low, high = self._arena.taken_pages, self._reserve.low, self._reserve.high
         on_the_way = sum(spill.pages for spill in self._pending)
         reserve = self._arena.free_pages + self._ranking.clean_pages + on_the_way
-        if reserve >= total * HIGH_SHARE:
+        if reserve >= high:
             self._refilling = False
-        elif reserve < total * LOW_SHARE:
+        elif reserve < low:
             self._refilling = True
         if not self._refilling or self._fruitless == self._situation():
             return
-        wanted = int(total * HIGH_SHARE) - reserve
+        wanted = high - reserve
         while wanted > 0 and self._has_records():
             unit = self._ranking.host.victim(self._worth_it)
             if unit is None:
@@ -203,7 +205,8 @@ class KvSpill:
             self._counters.kv_spills_refused += 1
             self._fruitless = self._situation()
             return
-        self._counters.kv_spilled_pages += spill.pages
+        else:
+            self._counters.kv_spilled_pages += spill.pages
         node = self._core.node_by_id(spill.node_id)
         end = (self._ranking.tree.start(node.id) + len(node.key)) // self._page_size
         for part in parts_of_run(node, end, first, pages, self._page_size):

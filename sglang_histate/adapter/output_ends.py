@@ -24,11 +24,11 @@ from sglang_histate.store import CheckpointStore, Record
 
 @dataclass(eq=False)
 class OutputEnd:
-    """One copy in flight."""
+    """One copy in flight; `record` is None where nothing is copied because the store has the checkpoint."""
 
     key: bytes
     position: int
-    record: Record
+    record: Record | None
     node_id: Any
     lock: Any
     event: Any
@@ -72,26 +72,34 @@ class OutputEnds:
         return any(end.event is not None for end in self._pending)
 
     def take(self, req: Any) -> None:
-        """`req` has finished and its node is in the tree: copy the node's state unless the store has it already."""
+        """`req` has finished and its node is in the tree: copy the node's state unless the store has it already.
+
+        It has it if the output filled no page: then the end is the one that the prompt left.
+        """
         node_id = req.last_node
         slot = self._cache.tree_core.get_component_device_value(node_id, ComponentType.MAMBA)
         position = req.kv.cache_protected_len
         if slot is None or position == 0 or position % self._grid:
             return
         key = state_of(req, self._page_size).keys.at(req.full_untruncated_fill_ids, position)
-        if self._store.lookup(key) is not None:
-            self._store.touch(key)
-            return
         if any(end.key == key for end in self._pending):
             return
-        record = self._store.acquire_record() if self._store.records.free_for_writes else None
-        if record is None:
-            self._counters.drop(Drop.NO_RECORD)
-            return
+        record, event = None, None
+        if self._store.lookup(key) is not None:
+            self._store.touch(key)
+            state = self._cache.tree_core.node_by_id(node_id).component_data[ComponentType.MAMBA]
+            if state.host_value is not None:
+                return
+        else:
+            record = self._store.acquire_record() if self._store.records.free_for_writes else None
+            if record is None:
+                self._counters.drop(Drop.NO_RECORD)
+                return
         lock = self._cache.inc_lock_ref(node_id).to_dec_params()
-        event = self._copy(slot, record)
+        if record is not None:
+            event = self._copy(slot, record)
+            self._counters.output_ends += 1
         self._pending.append(OutputEnd(key, position, record, node_id, lock, event))
-        self._counters.output_ends += 1
 
     def done_count(self) -> int:
         """Return how many copies have arrived, oldest first and without a gap."""
@@ -108,8 +116,9 @@ class OutputEnds:
         """The tree is being emptied: its locks are gone, the records go back."""
         self._egress.drain()
         for end in self._pending:
-            self._counters.drop(Drop.CACHE_RESET)
-            self._store.release_record(end.record)
+            if end.record is not None:
+                self._counters.drop(Drop.CACHE_RESET)
+                self._store.release_record(end.record)
         self._pending.clear()
 
     def _copy(self, slot: torch.Tensor, record: Record) -> Any:

@@ -31,6 +31,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
                     "total": stats.slabs_total,
                     "used_bytes": stats.bytes_used,
                     "total_bytes": stats.bytes_total,
+                    "peak_bytes": stats.bytes_peak,
                 },
                 "entries": stats.entries,
                 "entries_writing": stats.entries_writing,

@@ -128,7 +128,8 @@ class SsdTier:
                 self._publish(row)
                 self.counters.captured += 1
         for end in self.output_ends.pop(ends):
-            self._publish(end)
+            if end.record is not None:
+                self._publish(end)
             self.final_states.take(end)
         self.kv_spill.finish(spills)
         write_ok, read_ok = self.store.outcomes(writes, reads)

@@ -56,6 +56,10 @@ class HostArena:
         self._holder = bytearray(total_pages)  # code of the kind, by page
         self._free = list(range(total_pages - 1, -1, -1))  # the next one last
         self._used = dict.fromkeys(Kind, 0)
+        self.taken_pages = 0
+        """Pages given out since the start, whether or not they came back."""
+        self.peak_pages = 0
+        """The most pages that were held at once."""
 
     @property
     def free_pages(self) -> int:
@@ -94,6 +98,8 @@ class HostArena:
         for page in pages:
             self._holder[page] = code
         self._used[kind] += count
+        self.taken_pages += count
+        self.peak_pages = max(self.peak_pages, self.total_pages - len(self._free))
         return pages
 
     def free(self, pages: Iterable[int], kind: Kind) -> None:

@@ -15,6 +15,8 @@ class SlabPool:
         self.total = count
         self._free = list(range(count - 1, -1, -1))
         self._is_free = [True] * count
+        self.peak = 0
+        """The most slabs that were in use at once."""
 
     @property
     def free(self) -> int:
@@ -29,6 +31,7 @@ class SlabPool:
             return None
         slab = self._free.pop()
         self._is_free[slab] = False
+        self.peak = max(self.peak, self.total - len(self._free))
         return slab
 
     def release(self, slab: int) -> None:

@@ -39,6 +39,7 @@ class StoreStats:
     slabs_total: int
     bytes_used: int
     bytes_total: int
+    bytes_peak: int  # the most that were ever used at once
     file_bytes: int
     entries: int
     entries_writing: int

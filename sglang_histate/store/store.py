@@ -330,6 +330,7 @@ class CheckpointStore:
             slabs_total=slabs.total,
             bytes_used=(slabs.total - slabs.free) * layout.slab_bytes,
             bytes_total=slabs.total * layout.slab_bytes,
+            bytes_peak=slabs.peak * layout.slab_bytes,
             file_bytes=layout.file_bytes(slabs.total),
             entries=len(self._index),
             entries_writing=sum(write.abandoned is None for write in self._writes),

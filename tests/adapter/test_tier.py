@@ -466,6 +466,39 @@ def test_an_output_end_is_taken_once(rank) -> None:
     rank.check_idle()
 
 
+def test_an_answer_that_fills_no_page_has_its_state_on_the_host_too(rank) -> None:
+    """The state at the prompt's end is its final one; the forward pass has put it into the store."""
+    ids = tokens((1, 512))
+    req = finished(rank, ids)
+    key = PageKeys(PAGE, None, None).at(ids, 512)
+    put(rank.store, rank.engine.layout, key, 512, 7.0)
+    rank.published.clear()
+    rank.tier.output_ends.take(req)
+    rank.drain()
+    assert rank.published == [] and rank.counters.output_ends == 0, "nothing is copied or stored again"
+    slot = rank.engine.nodes()[0].component_data[MAMBA].host_value
+    for views in rank.engine.layout.views(rank.engine.host_states.read(int(slot[0]))):
+        assert (views.temporal == 7.0).all()
+    rank.tier.output_ends.take(req)
+    assert len(rank.tier.output_ends) == 0, "it is there already"
+    rank.engine.evict_kv(4096)
+    rank.check_idle()
+
+
+def test_a_flush_while_a_stored_end_waits_for_its_tick(rank) -> None:
+    ids = tokens((1, 512))
+    req = finished(rank, ids)
+    put(rank.store, rank.engine.layout, PageKeys(PAGE, None, None).at(ids, 512), 512, 7.0)
+    rank.tier.output_ends.take(req)
+    assert len(rank.tier.output_ends) == 1
+    rank.engine.cache.reset()
+    rank.engine.kv.clear()
+    rank.engine.states.clear()
+    assert rank.counters.dropped[Drop.CACHE_RESET] == 0
+    rank.drain()
+    rank.check_idle()
+
+
 def test_no_output_end_without_a_state_a_page_or_a_record(rank) -> None:
     ids = tokens((1, 512))
     req = finished(rank, ids, position=0)

@@ -33,6 +33,7 @@ steps = st.lists(
 @given(steps)
 def test_any_history(history) -> None:
     arena, model = HostArena(PAGES, 4096), Model()
+    taken = peak = 0
     for action, count, pick in history:
         if action in ("kv", "states"):
             kind, free = Kind(action), arena.free_pages
@@ -48,6 +49,9 @@ def test_any_history(history) -> None:
                 pages = pages[:1]
             arena.free(pages, kind)
         held = model.pages(Kind.KV) + model.pages(Kind.STATE)
+        taken += count if action in ("kv", "states") and got is not None else 0
+        peak = max(peak, len(held))
+        assert (arena.taken_pages, arena.peak_pages) == (taken, peak)
         assert len(set(held)) == len(held) and all(0 <= page < PAGES for page in held)
         assert arena.free_pages == PAGES - len(held)
         for kind in Kind:

@@ -248,6 +248,10 @@ def test_no_budget_is_ever_exceeded(tiers: Server, servers: Servers) -> None:
         for name in most:
             assert used[name] <= total[name] + entry, (name, used, total)
             most[name] = max(most[name], used[name] / total[name])
+    # Between two samples nothing went further either: these are kept at every change.
+    last = sampler.statuses[-1]["tiers"]
+    assert 0 < last["host"]["peak_bytes"] <= last["host"]["arena_bytes"]
+    assert 0 < last["ssd"]["checkpoints"]["peak_bytes"] <= last["ssd"]["checkpoints"]["total_bytes"]
     files = [file.stat() for file in servers.ssd_dir(TIERS).rglob("*") if file.is_file()]
     assert sum(file.st_blocks * 512 for file in files) <= (32 << 20) + (1 << 20)
     last = sampler.statuses[-1]

@@ -44,6 +44,7 @@ def read(store, number: int, kind: RecordKind = KV) -> ReadTicket:
 def all_back(store) -> None:
     stats = store.stats()
     assert stats.buffers_free == stats.buffers_total
+    assert stats.bytes_used <= stats.bytes_peak <= stats.bytes_total
     assert stats.slabs_used == stats.entries == sum(part.slabs_used for part in stats.kinds.values())
 
 
