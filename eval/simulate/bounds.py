@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.simulate.budgets import Budgets, Space
 from eval.simulate.costs import PAGE_TOKENS, Costs
-from eval.simulate.jobs import Job
+from eval.simulate.jobs import Job, Pages
 from eval.simulate.radix import RadixTree
 from eval.simulate.system import Admission, Visit
 
@@ -35,12 +35,16 @@ class Infinite:
         return Admission({"device": tokens, "host": 0, "ssd": 0}, "device" if tokens else "", tokens, now_s)
 
     def computed(self, visit: Visit, tokens: int, now_s: float) -> None:
-        tree = self.computed_so_far
-        tree.extend(tree.root, visit.job.prompt, tokens // PAGE_TOKENS)
+        self._extend(visit, visit.job.prompt, tokens // PAGE_TOKENS)
 
     def finish(self, visit: Visit, now_s: float) -> None:
         pages = visit.job.pages
-        self.computed_so_far.extend(self.computed_so_far.root, pages, len(pages))
+        self._extend(visit, pages, len(pages))
+
+    def _extend(self, visit: Visit, pages: Pages, end: int) -> None:
+        # Nothing is ever removed, and a split leaves a run's end where it was: go on where the request has come to.
+        for run in self.computed_so_far.extend(visit.run or self.computed_so_far.root, pages, end):
+            visit.run = run
 
     def facts(self) -> dict[str, Any]:
         return {"ssd_written_bytes": 0}

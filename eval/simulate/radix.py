@@ -121,9 +121,9 @@ class RadixTree:
             if below is None:
                 below = self._add(run, pages[at:end])
             else:
-                same = common(below.pages, pages[at:end])
-                if same < len(below.pages):
-                    below = self.split(below, same)
+                length = len(below.pages)
+                if pages[at : min(at + length, end)] != below.pages:
+                    below = self.split(below, common(below.pages, pages[at:end]))
             path.append(below)
             run, at = below, below.end
         return path
