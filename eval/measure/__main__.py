@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterable
@@ -41,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
             )
         if options.json_file:
             _write(options, kind, found)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has enough; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:  # TraceError and the others of the loaders are ValueErrors
         print(f"eval.measure: {error}", file=sys.stderr)
         return WRONG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from eval.measure.findings import LANDING_EDGES, Findings, Row
@@ -14,8 +15,12 @@ LITTLE = 0.01
 
 
 def answer(found: Findings, budgets: Budgets, command: str) -> str:
-    """Return the sentences. `command`: how to simulate the same log under budgets."""
-    return "\n".join([_hits(found), _saving(found), _verdict(found, budgets, command)])
+    """Return the sentences. `command`, how to simulate the same log under budgets, comes last where it is of use."""
+    verdict, simulate = _verdict(found, budgets)
+    lines = [
+        textwrap.fill(text, 100, break_long_words=False) for text in (_hits(found), _saving(found), verdict)
+    ]
+    return "\n".join([*lines, f"Under these budgets and load: {command}"] if simulate else lines)
 
 
 def tables(found: Findings) -> str:
@@ -96,7 +101,8 @@ def _saving(found: Findings) -> str:
     return f"With room for everything HiState would save {parts[0]}; {parts[1]}."
 
 
-def _verdict(found: Findings, budgets: Budgets, command: str) -> str:
+def _verdict(found: Findings, budgets: Budgets) -> tuple[str, bool]:
+    """Return what to do, and whether a simulation would tell more."""
     ends = found.row(Placement.TURN_ENDS)
     little = found.saved_s(Placement.TURN_ENDS) < LITTLE * ends.prefill_s
     need = found.kv_bytes + ends.checkpoint_bytes
@@ -105,18 +111,16 @@ def _verdict(found: Findings, budgets: Budgets, command: str) -> str:
         f"All different KV of the log and a checkpoint at each turn's end take {format_size(need)}; your tiers hold "
         f"{format_size(have)}"
     )
-    if need <= have:
+    if little and need <= have:
+        return f"That is little: leave things alone. {room}, so that nothing has to go either.", False
+    if little:
         return (
-            f"That is little: leave things alone. {room}, so that nothing has to go either."
-            if little
-            else f"That is worth a try. {room}: nothing has to go. For TTFT under load: {command}"
+            f"That alone is little: for it, leave things alone. {room}: if old sessions come back, what is kept "
+            "decides more.",
+            True,
         )
-    return (
-        f"That alone is little: for it, leave things alone. {room}: what is kept decides more, if all of it is wanted "
-        f"again: {command}"
-        if little
-        else f"That is worth a try. {room}: what is kept decides too: {command}"
-    )
+    rest = "nothing has to go" if need <= have else "what is kept decides too"
+    return f"That is worth a try. {room}: {rest}.", True
 
 
 def _cells(row: Row) -> tuple[str, ...]:

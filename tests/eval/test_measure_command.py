@@ -31,6 +31,11 @@ def measured(sessions: list[Session], costs: Costs = COSTS):
     return findings(outcomes(sessions, parse_interval("adaptive"), costs.state_tokens), costs)
 
 
+def flat(text: str) -> str:
+    """The text without its line breaks."""
+    return " ".join(text.split())
+
+
 def one_session(*prompts: list[int]) -> list[Session]:
     turns = tuple(
         Turn(64 * len(ids) + 10, 1, tuple(ids), float(n), 0.0, 0.0) for n, ids in enumerate(prompts)
@@ -81,7 +86,7 @@ def test_a_log_that_only_appends_is_left_alone() -> None:
     assert said.startswith("0 of 3 requests (0.0 %) match KV at a point that is no turn's end.\n")
     assert "That is little: leave things alone." in said and "SIMULATE" not in said
     assert "land" not in tables(found)
-    small = answer(found, Budgets(1, 0, 0), "SIMULATE")
+    small = flat(answer(found, Budgets(1, 0, 0), "SIMULATE"))
     assert (
         "leave things alone" in small and "what is kept decides more" in small and small.endswith("SIMULATE")
     )
@@ -89,7 +94,7 @@ def test_a_log_that_only_appends_is_left_alone() -> None:
 
 def test_a_log_that_rewrites_inside_turns_is_worth_a_try() -> None:
     found = measured(one_session(LONG, CUT))
-    said = answer(found, Budgets(), "SIMULATE")
+    said = flat(answer(found, Budgets(), "SIMULATE"))
     assert said.startswith("1 of 2 requests (50.0 %) match KV at a point that is no turn's end.")
     assert "38,400 tokens of them are computed again" in said
     assert "That is worth a try." in said and "nothing has to go" in said
@@ -102,7 +107,7 @@ def test_a_log_that_rewrites_inside_turns_is_worth_a_try() -> None:
 def test_a_changed_last_page_is_named_as_such() -> None:
     found = measured(one_session(LONG[:100], [*LONG[:99], 5000, 5001]))
     assert found.landings[0].requests == 1
-    assert "1 of them part in the last 64 tokens of a turn" in answer(found, Budgets(), "")
+    assert "1 of them part in the last 64 tokens of a turn" in flat(answer(found, Budgets(), ""))
 
 
 def test_a_slower_machine_has_more_to_save() -> None:
@@ -203,7 +208,7 @@ def test_a_selection_and_a_shared_prefix_change_what_is_measured(
 def test_all_formats_are_measured(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, lines = FILES[kind]
     assert main([str(write(tmp_path, name, *lines)), "--model", "demo"]) == 0
-    said = capsys.readouterr().out
+    said = flat(capsys.readouterr().out)
     assert "match KV at a point that is no turn's end" in said
     assert ("one token a byte" in said) == (kind == "openai")
 
