@@ -17,11 +17,11 @@ DEFAULT_DIR = Path("build/eval-quick")
 MINUTES = 9.5
 _REAL = (
     *("--workload", "weka"),
-    *("--sessions", "30"),
+    *("--sessions", "36"),
     *("--least-turns", "3"),
     *("--context", "65536"),
-    *("--turns", "20"),
-    *("--live", "6"),
+    *("--turns", "12"),
+    *("--live", "7"),
 )
 _SYNTHETIC = (
     *("--workload", "rewriting:10"),
