@@ -7,6 +7,7 @@ left to compute are known; a future one may be learned, so it also hears how far
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,12 +66,21 @@ class Ends:
         return {}
 
 
+def with_extras(segment: Segment, tokens: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return positions in tokens as pages, with those that the server keeps at any interval.
+
+    They are the observed branching point, and one page before the end for the same prompt sent again, which is
+    computed from one token before its end at the latest.
+    """
+    found = {at // PAGE_TOKENS for at in tokens} | {(segment.end - 1) // PAGE_TOKENS}
+    if segment.branch is not None:
+        found.add(segment.branch)
+    return tuple(sorted(at for at in found if segment.start < at * PAGE_TOKENS <= segment.end))
+
+
 @dataclass(frozen=True)
 class Adaptive:
-    """The server's plan: an interval for the segment, the observed branching point, and one page before the end.
-
-    The last is for the same prompt sent again, which is computed from one token before its end at the latest.
-    """
+    """The server's plan: an interval for the segment, and the extra positions."""
 
     interval: IntervalPolicy
     state_tokens: float
@@ -81,13 +91,7 @@ class Adaptive:
         length = segment.end - segment.start
         interval = self.interval.choose(length, self.state_tokens, segment.pressure)
         self.chosen[interval] += 1
-        found = {
-            at // PAGE_TOKENS for at in plan_positions(segment.start, segment.end, interval, PAGE_TOKENS)
-        }
-        found.add((segment.end - 1) // PAGE_TOKENS)
-        if segment.branch is not None:
-            found.add(segment.branch)
-        return tuple(sorted(at for at in found if segment.start < at * PAGE_TOKENS <= segment.end))
+        return with_extras(segment, plan_positions(segment.start, segment.end, interval, PAGE_TOKENS))
 
     def at_chunk_end(self, page: int) -> bool:
         return False
@@ -104,12 +108,15 @@ class Adaptive:
 
 @dataclass(frozen=True)
 class StepEnds:
-    """vLLM's align: wherever a step ends on a block boundary. Its scheduler makes chunks end there."""
+    """vLLM's align: wherever a step ends on a block boundary. Its scheduler makes chunks end there.
+
+    The server's extra positions are kept too: the interval alone is exchanged.
+    """
 
     chunk_tokens: int = BLOCK_TOKENS
 
     def positions(self, segment: Segment) -> tuple[int, ...]:
-        return ()
+        return with_extras(segment)
 
     def at_chunk_end(self, page: int) -> bool:
         return page * PAGE_TOKENS % BLOCK_TOKENS == 0
@@ -120,7 +127,7 @@ class StepEnds:
 
 @dataclass(frozen=True)
 class EveryBlocks:
-    """One checkpoint every `blocks` cache blocks, counted from the start of the sequence."""
+    """One checkpoint every `blocks` cache blocks, counted from the start of the sequence, and the extra positions."""
 
     blocks: int
     chunk_tokens: int = PAGE_TOKENS
@@ -128,7 +135,7 @@ class EveryBlocks:
     def positions(self, segment: Segment) -> tuple[int, ...]:
         every = self.blocks * BLOCK_TOKENS
         first = segment.start // every * every + every
-        return tuple(at // PAGE_TOKENS for at in range(first, segment.end, every))
+        return with_extras(segment, range(first, segment.end, every))
 
     def at_chunk_end(self, page: int) -> bool:
         return False

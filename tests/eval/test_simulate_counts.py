@@ -43,17 +43,18 @@ def branch(restored: int, tokens: int, had: int) -> set[int]:
     return {had} if had > restored else set()
 
 
-def fixed(restored: int, tokens: int, had: int) -> set[int]:
-    return {at // 64 for at in range(32 * 576, tokens, 32 * 576)}
-
-
-def adaptive_none(restored: int, tokens: int, had: int) -> set[int]:
+def extras(restored: int, tokens: int, had: int) -> set[int]:
+    """What the server keeps at any interval."""
     return branch(restored, tokens, had) | {(tokens - 1) // 64}
+
+
+def fixed(restored: int, tokens: int, had: int) -> set[int]:
+    return {at // 64 for at in range(32 * 576, tokens, 32 * 576)} | extras(restored, tokens, had)
 
 
 def step_ends(restored: int, tokens: int, had: int) -> set[int]:
     """Chunks of 1,152 tokens, two blocks of 576, are cut to whole blocks."""
-    ends, at = set(), restored * 64
+    ends, at = extras(restored, tokens, had), restored * 64
     while at + 1152 < tokens:
         at = (at + 1152) // 576 * 576
         ends.add(at // 64)
@@ -68,7 +69,7 @@ def step_ends(restored: int, tokens: int, had: int) -> set[int]:
         ("vllm-disk", lambda *_: set()),
         ("marconi", branch),
         ("hicache", branch),
-        ("histate-none", adaptive_none),
+        ("histate-none", extras),
         ("histate-fixed32", fixed),
         ("histate-align", step_ends),
         ("infinite", lambda restored, tokens, had: set(range(10**4))),

@@ -112,11 +112,11 @@ def test_the_server_plan_has_the_branch_and_the_page_before_the_end() -> None:
 
 
 def test_fixed_blocks_count_from_the_start_of_the_text() -> None:
-    assert EveryBlocks(32).positions(Segment(64, 60_000, 5, 1.0)) == (288, 576, 864)
-    assert EveryBlocks(32).positions(Segment(18_432, 36_864, None, 1.0)) == ()
+    assert EveryBlocks(32).positions(Segment(64, 60_000, 5, 1.0)) == (5, 288, 576, 864, 937)
+    assert EveryBlocks(32).positions(Segment(18_432, 36_864, None, 1.0)) == (575,)
 
 
 def test_aligned_steps_end_on_blocks_of_576() -> None:
     placement = StepEnds()
-    assert placement.chunk_tokens == 576 and placement.positions(Segment(0, 60_000, 5, 1.0)) == ()
+    assert placement.chunk_tokens == 576 and placement.positions(Segment(0, 60_000, 5, 1.0)) == (5, 937)
     assert [placement.at_chunk_end(page) for page in (8, 9, 18, 19)] == [False, True, True, False]
