@@ -2,7 +2,8 @@
 
 - KV is copied to the host at once. Historical checkpoints go to the SSD at once and only pass through the host.
 - Checkpoints on their way to the SSD need a buffer each. Interior ones for which there is none are not taken.
-- The ends of prompt and answer stay on the device too, and the answer's end on the host: the next turn starts there.
+- The ends of prompt, answer and prefill chunks stay on the device too, and the answer's end on the host: the next turn
+  starts there.
 - Cold KV goes to the SSD before the host needs its room (`spill`). A record there holds one checkpoint, or as many
   pages of KV of one run as fit in as many bytes.
 - The host drops first the checkpoints that only pass through, then what the SSD has, then the rest.
@@ -72,6 +73,10 @@ class HiState(Cascade):
         self.hold_state(end, Tier.DEVICE)
         if answer and self.has_host and end[0].kv >> Tier.HOST & 1:
             self.hold_state(end, Tier.HOST)
+
+    def _chunk_ended(self, place: Place) -> None:
+        # SGLang puts the state after every chunk into its tree; on the device, that is, and nowhere else.
+        self.hold_state(place, Tier.DEVICE)
 
     def _with_buffers(self, places: list[Place]) -> list[Place]:
         """Keep as many as there are buffers: the last one, and of the others some that are evenly spread."""

@@ -51,16 +51,20 @@ class Placement(Protocol):
 
 @dataclass(frozen=True)
 class Ends:
-    """Nothing inside; with `branches` also where KV went on and no checkpoint was (an observed branching point)."""
+    """Nothing inside; with `branches` also where KV went on and no checkpoint was (an observed branching point).
+
+    With `chunk_ends` also wherever a prefill chunk happens to end.
+    """
 
     branches: bool = False
+    chunk_ends: bool = False
     chunk_tokens: int = PAGE_TOKENS
 
     def positions(self, segment: Segment) -> tuple[int, ...]:
         return (segment.branch,) if self.branches and segment.branch is not None else ()
 
     def at_chunk_end(self, page: int) -> bool:
-        return False
+        return self.chunk_ends
 
     def facts(self) -> dict[str, Any]:
         return {}

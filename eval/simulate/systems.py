@@ -61,9 +61,13 @@ def _vllm_disk(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tunin
     return Cascade(costs, budgets, schedule, placement=Ends(), order=queue(costs, Eviction.LRU))
 
 
-def _hicache(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
-    order = queue(costs, Eviction.LRU)
-    return Through(costs, budgets, schedule, placement=Ends(branches=True), order=order, halves=True)
+def _hicache(chunk_ends: bool) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
+    def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
+        placement = Ends(branches=True, chunk_ends=chunk_ends)
+        order = queue(costs, Eviction.LRU)
+        return Through(costs, budgets, schedule, placement=placement, order=order, halves=True)
+
+    return build
 
 
 SYSTEMS: dict[str, Recipe] = {
@@ -72,8 +76,12 @@ SYSTEMS: dict[str, Recipe] = {
     "vllm-cpu": Recipe("device and host, LRU; ends", _vllm_cpu),
     "vllm-disk": Recipe("device, host and disk, LRU, what leaves the host goes to disk; ends", _vllm_disk),
     "hicache": Recipe(
-        "SGLang's HiCache: halves for KV and states, LRU, write-through to disk; ends and branching points",
-        _hicache,
+        "SGLang's HiCache: halves for KV and states, LRU, write-through to disk; ends, branching points, ends of chunks",
+        _hicache(chunk_ends=True),
+    ),
+    "hicache-ends": Recipe(
+        "the same without the ends of chunks, as later versions of SGLang do unasked",
+        _hicache(chunk_ends=False),
     ),
     "histate": Recipe("the policy as the server does it", _histate()),
     "histate-lru": Recipe("histate, least recently used goes first", _histate(Eviction.LRU)),

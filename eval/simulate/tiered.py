@@ -93,6 +93,9 @@ class Tiered:
         """These checkpoints can be kept, ascending. `end`: the last one if it is the prompt's or the answer's end."""
         raise NotImplementedError
 
+    def _chunk_ended(self, place: Place) -> None:
+        """A chunk that does not end the prompt has ended here, and its state is at hand."""
+
     def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
         """A unit is about to leave a tier; `runs` have its KV, the deepest first, none for a checkpoint alone."""
 
@@ -166,9 +169,12 @@ class Tiered:
         page, end = tokens // PAGE_TOKENS, len(job.prompt)
         self._grow(visit, job.prompt, page)
         wanted = {at for at in (*visit.plan, end) if before < at <= page}
-        if page > before and tokens < job.prompt_tokens and self.placement.at_chunk_end(page):
+        if before < page < end and self.placement.at_chunk_end(page):
             wanted.add(page)
         self._publish(visit, sorted(wanted), end if end in wanted else None, answer=False)
+        if before < page < end:
+            assert visit.run is not None
+            self._chunk_ended((visit.run, len(visit.run.pages)))
 
     def finish(self, visit: Visit, now_s: float) -> None:
         self.now_s = now_s

@@ -58,7 +58,7 @@ def tight(seed: int, name: str = "") -> Budgets:
     draw = random.Random(f"budgets {seed}")
     least = 64 * 240 + 640
     host = 20 * 640 + draw.randrange(1000, least)
-    device = (least + draw.randrange(2000)) * (2 if name == "hicache" else 1)  # it has two halves
+    device = (least + draw.randrange(2000)) * (2 if name.startswith("hicache") else 1)  # it has two halves
     return Budgets(device, host, draw.randrange(3 * least))
 
 

@@ -61,6 +61,11 @@ def step_ends(restored: int, tokens: int, had: int) -> set[int]:
     return ends
 
 
+def chunk_ends(restored: int, tokens: int, had: int) -> set[int]:
+    """SGLang keeps the state after every chunk, here of 1,152 tokens."""
+    return {at // 64 for at in range(restored * 64 + 1152, tokens, 1152)}
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     ("name", "inside"),
@@ -68,9 +73,10 @@ def step_ends(restored: int, tokens: int, had: int) -> set[int]:
         ("vllm-cpu", lambda *_: set()),
         ("vllm-disk", lambda *_: set()),
         ("marconi", branch),
-        ("hicache", branch),
-        ("histate-none", extras),
-        ("histate-fixed32", fixed),
+        ("hicache-ends", branch),
+        ("hicache", lambda *prompt: branch(*prompt) | chunk_ends(*prompt)),
+        ("histate-none", lambda *prompt: extras(*prompt) | chunk_ends(*prompt)),
+        ("histate-fixed32", lambda *prompt: fixed(*prompt) | chunk_ends(*prompt)),
         ("histate-align", step_ends),
         ("infinite", lambda restored, tokens, had: set(range(10**4))),
     ],

@@ -42,15 +42,17 @@ def session(name: str, *turns: tuple[int, int, float], start: int = 0) -> Sessio
     )
 
 
-def run(name: str, sessions: list[Session], budgets: Budgets | None = None, live: int = 9) -> list[Record]:
+def run(
+    name: str, sessions: list[Session], budgets: Budgets | None = None, live: int = 9, chunk: int = 8192
+) -> list[Record]:
     clock = Clock()
     system = SYSTEMS[name].build(COSTS, budgets or Budgets(), clock.at, Tuning())
-    return serve(system, clock, sessions, live)
+    return serve(system, clock, sessions, live, chunk)
 
 
-def serve(system, clock: Clock, sessions: list[Session], live: int = 9) -> list[Record]:
+def serve(system, clock: Clock, sessions: list[Session], live: int = 9, chunk: int = 8192) -> list[Record]:
     records: list[Record] = []
-    Engine(system, clock, COSTS, ClosedLoop(sessions, live, 1e6), records.append).run()
+    Engine(system, clock, COSTS, ClosedLoop(sessions, live, 1e6), records.append, chunk).run()
     return records
 
 
@@ -151,10 +153,12 @@ def test_histate_takes_interior_checkpoints_of_long_segments_to_the_ssd() -> Non
         Turn(64_001, 1, (*range(500), *range(2000, 2500)), 0, 1, 0),
     )
     served = [Session("s", 64, turns)]
-    _, rewritten = run("histate", served)
+    _, rewritten = run("histate", served, chunk=65_536)  # one chunk: its end helps nobody
     assert rewritten.hit == 16_384 and rewritten.checkpoint_tier == "ssd"
     assert rewritten.restored["device"] == rewritten.hit  # KV was never away
-    assert run("histate-none", served)[1].hit == 0
+    assert run("histate-none", served, chunk=65_536)[1].hit == 0
+    _, rewritten = run("histate-none", served)
+    assert (rewritten.hit, rewritten.checkpoint_tier) == (24_576, "device")  # after the third chunk
 
 
 @dataclasses.dataclass(frozen=True)
