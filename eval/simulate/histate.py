@@ -43,8 +43,10 @@ class HiState(Cascade):
         *,
         placement: Placement,
         order: MakeOrder,
+        packed: bool = False,
     ) -> None:
-        self.extent_pages = costs.state_bytes // costs.page_bytes
+        """`packed`: KV takes on the SSD what it has, not whole records."""
+        self.extent_pages = 0 if packed else costs.state_bytes // costs.page_bytes
         self.buffers = BUFFERS
         self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)

@@ -38,11 +38,12 @@ def _histate(
     eviction: Eviction = Eviction.SCORE,
     placement: Placement | None = None,
     interval: IntervalPolicy | None = None,
+    packed: bool = False,
 ) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
     def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
         where = placement or Adaptive(interval or IntervalPolicy(), costs.state_tokens)
         order = queue(costs, eviction, tuning.tau)
-        return HiState(costs, budgets, schedule, placement=where, order=order)
+        return HiState(costs, budgets, schedule, placement=where, order=order, packed=packed)
 
     return build
 
@@ -96,6 +97,9 @@ SYSTEMS: dict[str, Recipe] = {
     ),
     "histate-none": Recipe(
         "histate, no interior checkpoints", _histate(interval=IntervalPolicy((NO_INTERVAL,)))
+    ),
+    "histate-packed": Recipe(
+        "histate, KV takes on the SSD what it has and not whole records", _histate(packed=True)
     ),
     "infinite": Recipe(
         "never evicts, a checkpoint after every page, all on the device",
