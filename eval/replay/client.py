@@ -72,7 +72,9 @@ class Client:
             NoCacheReport: see there.
             AskFailed: the server refused, the connection broke, or the answer is not what was asked for.
         """
-        extra: dict[str, Any] = {"ignore_eos": True}
+        # In the body, past the client's own check of every token, which takes 10 ms for 1,000 of them and stops
+        # all other requests meanwhile.
+        extra: dict[str, Any] = {"prompt": list(prompt), "ignore_eos": True}
         if self.sglang:
             extra |= {"return_cached_tokens_details": True, "return_token_ids": True}
         if self.force:
@@ -81,7 +83,7 @@ class Client:
         try:
             stream = await self._completions.create(
                 model=self.model,
-                prompt=list(prompt),
+                prompt="",
                 max_tokens=len(recorded),
                 temperature=0,
                 stream=True,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from eval.eviction.rows import quantile
 from eval.internal_hits import machine as host
 from eval.internal_hits.budgets import Units, difference
 from eval.internal_hits.systems import Running, Setup, command_line, disk_dir, shown
@@ -194,7 +195,9 @@ async def _send(
 
 
 def _end_facts(records: Sequence[Record], kept: int) -> dict[str, Any]:
-    """Facts of the whole run: how busy the server was, and hits that the bound does not explain.
+    """Facts of the whole run: how busy the server was, how late the client sent, hits that the bound does not explain.
+
+    Lateness is part of every TTFT: seconds at its 99th percentile, of which this machine's load decides most.
 
     The bound is counted in the order of the recorded times, so two agents of one session that share a prefix may hit
     more than it says; a session's own turns may not.
@@ -206,6 +209,9 @@ def _end_facts(records: Sequence[Record], kept: int) -> dict[str, Any]:
         "complete": True,
         "resumed_requests": kept,
         "mean_in_flight": round(busy_s / makespan_s, 2) if makespan_s else 0.0,
+        "sent_late_p99_s": round(
+            quantile([record.sent_s - record.eligible_s for record in good] or [0.0], 0.99), 4
+        ),
         "hits_beyond_bound": sum(record.hit > record.reusable for record in good),
     }
 

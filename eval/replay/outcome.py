@@ -100,6 +100,7 @@ def _place(run: Run) -> str:
         f"place {facts.get('position', '-')} of round {facts.get('round', '-')}",
         f"TTFT p50 {median(times):.3f} s" if times else "no request went well",
         f"{facts.get('mean_in_flight', '-')} requests in flight on average",
+        f"sent late by {facts.get('sent_late_p99_s', '-')} s at p99",
         f"machine load {load.get('before', '-')} to {load.get('after', '-')}",
     ]
     return ", ".join(parts)
