@@ -62,6 +62,10 @@ FLAG_HELP: dict[str, str] = {
         "Weight of the cost in the eviction score, in requests: a unit whose loss costs as many tokens of recomputation as "
         "its bytes could hold tokens of KV ranks like one used so many requests later."
     ),
+    "histate_policy_log": (
+        "Write everything the policy is told and what it answers to this file (ranks above the first add their name), for "
+        "python -m eval.journal: it grows by some kilobytes per request."
+    ),
 }
 """Help text by field name of the server arguments."""
 
@@ -91,6 +95,8 @@ class HiStateConfig:
     eviction: Eviction = Eviction.SCORE
     # Requests; the reason for the value is with the constant.
     tau: float = DEFAULT_TAU
+    # None: no log. It is for finding out why something went, not for every day.
+    policy_log: str | None = None
 
 
 FLAG_DEFAULTS: dict[str, Any] = {
@@ -107,6 +113,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_min_gain": 64,
     "histate_eviction": "score",
     "histate_tau": DEFAULT_TAU,
+    "histate_policy_log": None,
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
 
@@ -255,6 +262,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
         eviction=_checked_eviction(flags),
         tau=_checked_tau(flags),
+        policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),
     )
 
 

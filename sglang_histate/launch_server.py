@@ -75,6 +75,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         config = config_from_flags(given)
         _check_host(config, rest)
         check_directory(Path(config.ssd_dir), config.ssd_size_bytes)
+        _check_policy_log(config.policy_log)
     gpu = gpu_present()
     overlay = build_overlay(groups_for(enabled, gpu))
     env = overlay_env(overlay, environ)
@@ -126,6 +127,23 @@ def _check_host(config: HiStateConfig, argv: list[str]) -> None:
             )
     nodes = given_value(argv, "--nnodes") or ""
     check_host_size(config.host_size_bytes, int(nodes) if nodes.isdigit() and int(nodes) else 1)
+
+
+def _check_policy_log(name: str | None) -> None:
+    """Check that ``--histate-policy-log`` can become a file.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    if name is None:
+        return
+    path = Path(name)
+    if (
+        path.is_dir()
+        or not path.parent.is_dir()
+        or not os.access(path if path.exists() else path.parent, os.W_OK)
+    ):
+        raise ConfigError(f"--histate-policy-log: {name} cannot be written: name a file in a folder of yours")
 
 
 def expand_config_file(argv: list[str]) -> list[str]:

@@ -27,6 +27,7 @@ from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
+from sglang_histate.adapter.journal_file import open_journal
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.one_pool import OnePool
@@ -97,6 +98,10 @@ def _start_tier(
     record = layout.record_layout(budget.page_bytes)
     counters = Counters()
     parallel = get_parallel()
+    dp_rank = parallel.dp_rank or 0
+    journal = open_journal(
+        config.policy_log, f"dp{dp_rank}-tp{ctx.tp_rank}" if dp_rank or ctx.tp_rank else ""
+    )
     ranking = attach_ranking(
         cache,
         sizes=Sizes(
@@ -110,11 +115,12 @@ def _start_tier(
         mode=config.eviction,
         tau=config.tau,
         one_device_pool=is_one_pool(allocator),
+        journal=journal,
     )
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
         fingerprint=store_identity(ctx, layout, page_size),
-        rank_name=f"dp{parallel.dp_rank or 0}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}",
+        rank_name=f"dp{dp_rank}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}",
         size_bytes=config.ssd_size_bytes,
         layout=record,
         record_buffers=budget.record_buffers,
@@ -143,6 +149,7 @@ def _start_tier(
             store=store,
             egress=LayerEgress(temporal.device),
             counters=counters,
+            journal=journal,
         ),
         fault_ins=FaultIns(
             cache,

@@ -17,6 +17,7 @@ from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_plan import plan_positions, positions_in_chunk
 from sglang_histate.policy.interval import IntervalPolicy
+from sglang_histate.policy.journal import Journal
 from sglang_histate.store import CheckpointStore
 
 
@@ -35,6 +36,7 @@ class CapturePlanner:
         store: CheckpointStore,
         egress: LayerEgress,
         counters: Counters,
+        journal: Journal | None = None,
     ) -> None:
         """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `grid` is lcm(64, page size) in tokens."""
         self._interval = interval
@@ -46,6 +48,9 @@ class CapturePlanner:
         self._store = store
         self._egress = egress
         self._counters = counters
+        self._journal = journal
+        if journal is not None:
+            journal.choices(interval)
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Return the capture for a batch that is about to extend, or None if there is nothing to take."""
@@ -101,7 +106,10 @@ class CapturePlanner:
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
         total = len(req.full_untruncated_fill_ids)
-        interval = self._interval.choose(total - start, self._state_tokens, self._pressure())
+        pressure = self._pressure()
+        interval = self._interval.choose(total - start, self._state_tokens, pressure)
+        if self._journal is not None:
+            self._journal.interval(total - start, self._state_tokens, pressure, interval)
         self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
         positions = set(plan_positions(start, total, interval, self._grid))
         # The last grid position of the prompt is the final checkpoint, whatever the interval. The same prompt sent again

@@ -12,6 +12,7 @@ from zlib import crc32
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.ssd_contents import SsdContents
+from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.placement import NO_COPIES, Copies, Reason, place
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
@@ -57,11 +58,13 @@ class Ranking:
         mode: Eviction,
         tau: float,
         one_device_pool: bool,
+        journal: Journal | None = None,
     ) -> None:
         self._sizes = sizes
         self._mode = mode
         self._tau = tau
         self._one_device_pool = one_device_pool
+        self._journal = journal
         self._store: CheckpointStore | None = None
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
@@ -69,21 +72,26 @@ class Ranking:
         self.fates = dict.fromkeys(Reason, 0)
         # Of all victims so far: two ranks with the same number have evicted the same.
         self.digest = 0
-        self.residence = Residence()
+        self.residence = Residence() if journal is None else journal.residence()
         self.reset(root)
 
     def reset(self, root: Any) -> None:
         """Start again with an empty tree. The clock goes on."""
-        self.tree = PrefixTree(root)
+        if self._journal is None:
+            self.tree = PrefixTree(root)
+        else:
+            self.tree = self._journal.tree(root, self._tau, self._mode, self._sizes.kv_token)
         self._where: dict[Any, int] = {root: 0}
         self._since: dict[Any, int] = {}  # node -> when it came, oldest first but for splits
         state, kv = self._sizes.state, self._sizes.kv_token
-        self.device_kv = self._queue(Pool(Tier.DEVICE, state if self._one_device_pool else 0, kv))
+        self.device_kv = self._queue("device", Pool(Tier.DEVICE, state if self._one_device_pool else 0, kv))
         self.device_states = (
-            self.device_kv if self._one_device_pool else self._queue(Pool(Tier.DEVICE, state, 0))
+            self.device_kv
+            if self._one_device_pool
+            else self._queue("device states", Pool(Tier.DEVICE, state, 0))
         )
-        self.host = self._queue(Pool(Tier.HOST, state, kv))
-        ssd_queue = self._queue(Pool(Tier.SSD, self._sizes.slab, self._sizes.slab_kv_token))
+        self.host = self._queue("host", Pool(Tier.HOST, state, kv))
+        ssd_queue = self._queue("ssd", Pool(Tier.SSD, self._sizes.slab, self._sizes.slab_kv_token))
         self.ssd = SsdContents(
             self.tree, ssd_queue, self._sizes.page, self.residence.state, self._count_clean
         )
@@ -93,8 +101,11 @@ class Ranking:
         self._blocks: dict[Any, Any] = {}  # node that has to go before its parent and would be lost -> parent
         self._blocked: dict[Any, int] = {}  # how many of those it has below itself
 
-    def _queue(self, pool: Pool) -> EvictionQueue:
-        return EvictionQueue(self.tree, pool, self._sizes.kv_token, self._tau, self._mode)
+    def _queue(self, name: str, pool: Pool) -> EvictionQueue:
+        settings = self._sizes.kv_token, self._tau, self._mode
+        if self._journal is None:
+            return EvictionQueue(self.tree, pool, *settings)
+        return self._journal.queue(name, self.tree, pool, *settings)
 
     def host_pages(self, *, kv_tokens: int, states: int) -> int:
         """Return the pages that KV and states take in the host arena; `kv_tokens` in whole pages."""
@@ -333,6 +344,7 @@ def attach_ranking(
     mode: Eviction,
     tau: float,
     one_device_pool: bool = False,
+    journal: Journal | None = None,
 ) -> Ranking:
     """Give an empty cache its ranking: the tree core reports to it, the components ask it."""
     core = cache.tree_core
@@ -342,6 +354,7 @@ def attach_ranking(
         mode=mode,
         tau=tau,
         one_device_pool=one_device_pool,
+        journal=journal,
     )
     core.ranking = ranking
     for component in cache.components.values():

@@ -32,6 +32,7 @@ from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import LayerViews, StateLayout
+from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 from sglang_histate.pool import HostArena, Kind
 
@@ -164,6 +165,7 @@ def build(
     tau: float = DEFAULT_TAU,
     host_pages: int | None = None,
     temporal: tuple[int, int, int] = (2, 3, 4),
+    journal: Journal | None = None,
 ) -> Engine:
     """`host_pages` is the whole host arena; by default what twice the device pools take. A state is one page, unless
     `temporal` makes it larger."""
@@ -239,6 +241,7 @@ def build(
         ),
         mode=mode,
         tau=tau,
+        journal=journal,
     )
     return Engine(
         cache,

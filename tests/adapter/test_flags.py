@@ -52,6 +52,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_min_gain": "128",
         "histate_eviction": "lru-refresh",
         "histate_tau": "12.5",
+        "histate_policy_log": "some.jsonl",
     }
     argv = [part for name, value in values.items() for part in (flag_name(name), value)]
     parsed = parser.parse_args(["--model-path", "m", "--histate-static-split", *argv])

@@ -14,6 +14,8 @@ import pytest
 
 from eval.servers import Server
 
+FOLDER = "{folder}"
+"""In a spec's arguments: the folder of this run."""
 # Threads that wait actively for each other are slow where several servers share few cores.
 ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 # The default of HiCache depends on the memory that is free, and refuses to start where others use most of it.
@@ -49,6 +51,10 @@ class Servers:
         self._spec: Spec | None = None
         self._server: Server | None = None
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
     def ssd_dir(self, spec: Spec) -> Path:
         return self._folder / f"{spec.name}-ssd"
 
@@ -56,7 +62,8 @@ class Servers:
         """Return a ready, flushed server for `spec`."""
         if self._spec != spec or self._server is None or self._server.process.poll() is not None:
             self.stop()
-            arguments = ["--demo", *spec.arguments]
+            given = [argument.replace(FOLDER, str(self._folder)) for argument in spec.arguments]
+            arguments = ["--demo", *given]
             if spec.histate:
                 arguments += ["--histate-ssd-dir", str(self.ssd_dir(spec)), *spec.sizes]
                 if "--histate-host-size" not in spec.sizes:

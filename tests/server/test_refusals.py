@@ -108,6 +108,23 @@ def test_no_directory_in_a_process_of_its_own() -> None:
     assert ended.stderr.count("\n") == 1 and ended.stdout == ""
 
 
+def test_a_policy_log_that_cannot_be_written(tmp_path: Path, refused: Check) -> None:
+    for name in (tmp_path, tmp_path / "a" / "log", Path("/sys/log")):
+        refused(
+            [
+                "--demo",
+                "--histate-ssd-dir",
+                str(tmp_path / "ssd"),
+                SIZE,
+                "1MiB",
+                "--histate-policy-log",
+                str(name),
+            ],
+            "--histate-policy-log",
+            str(name),
+        )
+
+
 def test_missing_parent(tmp_path: Path, refused: Check) -> None:
     refused(
         ["--demo", "--histate-ssd-dir", str(tmp_path / "a" / "b")], "--histate-ssd-dir", str(tmp_path / "a")

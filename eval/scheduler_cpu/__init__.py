@@ -1,0 +1,1 @@
+"""CPU time of the scheduler thread per request, without the model: HiState beside stock SGLang."""
