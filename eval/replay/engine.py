@@ -49,8 +49,8 @@ class Work:
 
 
 @contextmanager
-def started(system: System, setup: Setup, say: Say) -> Iterator[Running]:
-    """Start a system with an empty disk tier and stop it at the end, its disk tier removed.
+def started(system: System, setup: Setup, log: str, say: Say) -> Iterator[Running]:
+    """Start a system with an empty disk tier and stop it at the end, its disk tier removed; it writes to `log`.log.
 
     Raises:
         ServerFailed: it does not start.
@@ -61,7 +61,7 @@ def started(system: System, setup: Setup, say: Say) -> Iterator[Running]:
     disk.parent.mkdir(parents=True, exist_ok=True)
     begin_s = time.monotonic()
     try:
-        with Server(arguments, setup.work_dir / f"{system.name}.log", environ) as server:
+        with Server(arguments, setup.work_dir / f"{log}.log", environ) as server:
             server.wait_ready(START_TIMEOUT_S)
             running = Running(system.base, setup, server)
             running.measure_holdings()
@@ -82,7 +82,7 @@ def replay_system(system: System, setup: Setup, run: RunFacts, path: Path, work:
     kept = _kept(path, run, work)
     page_cache = machine.drop_page_cache()
     load = host.load()
-    with started(system, setup, say) as running:
+    with started(system, setup, path.stem, say) as running:
         target = asyncio.run(_prepare(running, system, work))
         running.flush()
         group = running.server.process.pid
@@ -137,7 +137,7 @@ def replay_url(target: Target, run: RunFacts, path: Path, work: Work, expects_hi
 
 def learn_units(system: System, setup: Setup, say: Say) -> Units:
     """Start HiState once to learn what a token of KV and a state take."""
-    with started(system, setup, say) as running:
+    with started(system, setup, "units", say) as running:
         if running.units is None:
             raise ServerFailed(f"{system.name} does not say what a token of KV takes")
         return running.units
