@@ -1,7 +1,7 @@
 """One server at a time: starting costs most of the time, and two idle ones would share the cores with the third.
 
-A module asks for a server by its spec; while the spec stays the same the server stays. Modules that use the main
-server run first, then the others, so that the suite starts each server once.
+A module asks for a server by its spec; while the spec stays the same the server stays. Tests that use the main server
+run first, then the others, so that the suite starts each server once.
 """
 
 from __future__ import annotations
@@ -97,13 +97,16 @@ def main(servers: Servers) -> Server:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules in the order above; inside a module the tests that are given a spec, spec by spec."""
+    """First all tests on the main server, then the others in the order above; inside a module spec by spec."""
 
-    def place(item: pytest.Item) -> tuple[int, str]:
+    def place(item: pytest.Item) -> tuple[int, int, str]:
         if item.path.parent != Path(__file__).parent:
-            return -1, ""
+            return -1, 0, ""
+        module = MODULE_ORDER.index(item.path.stem)
+        if "main" in getattr(item, "fixturenames", ()):
+            return 0, module, ""
         call = getattr(item, "callspec", None)
         spec = None if call is None else call.params.get("spec")
-        return MODULE_ORDER.index(item.path.stem), spec.name if isinstance(spec, Spec) else ""
+        return 1, module, spec.name if isinstance(spec, Spec) else ""
 
     items.sort(key=place)

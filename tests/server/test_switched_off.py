@@ -42,6 +42,7 @@ def with_histate(servers: Servers) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def test_with_histate_it_captures_stores_and_restores(
+    main: Server,
     with_histate: tuple[list[dict[str, Any]], dict[str, Any]],
 ) -> None:
     """The guard of all other tests: it fails if HiState did nothing at all."""
