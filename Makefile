@@ -59,6 +59,9 @@ endif
 		$(PY) -m eval.report $(EVAL)/$$run --name $$run --out $(RESULTS) || exit; \
 	done
 
+eval-quick: $(STAMP) ## HiState against HiCache on real servers, 10 minutes on 2 cores; build/eval-quick/summary.json
+	$(PY) -m eval.replay.quick --out build/eval-quick
+
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
