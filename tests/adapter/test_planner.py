@@ -234,7 +234,7 @@ def traffic(draw):
     return reqs, draw(st.integers(1, 24)), draw(st.sampled_from([64, 128, 512, 1024])), draw(st.booleans())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(traffic())
 def test_every_wanted_checkpoint_is_planned_or_counted(case) -> None:
     shapes, buffers, chunk, dense = case

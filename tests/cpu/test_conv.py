@@ -29,7 +29,7 @@ def prefill(x, weight, bias, states, resumes, slots, lengths):
     ).transpose(0, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LENGTHS, st.sampled_from([1, 24, 192]), st.integers(2, 5), st.booleans(), st.integers(0, 1000))
 def test_prefill_matches_the_loop(lengths, dim, width, with_bias, seed):
     torch.manual_seed(seed)

@@ -18,7 +18,7 @@ from .naive_ops import gated_delta_rule, gates
 LENGTHS = st.sampled_from([0, 1, 2, 5, 31, 63, 64, 65, 127, 128, 129, 191, 192, 193, 300])
 HEADS = st.sampled_from([(1, 1), (1, 2), (2, 4), (2, 2), (1, 3), (4, 4)])
 DIMS = st.sampled_from([(32, 32), (64, 64), (16, 32), (48, 16)])
-PROPERTY = settings(max_examples=25, deadline=None)
+PROPERTY = settings(max_examples=25)
 
 
 class Inputs:

@@ -128,7 +128,7 @@ def test_the_replay_table_is_ordered_by_round(tmp_path: Path) -> None:
     prompts=st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 2500)), max_size=20),
     block=st.sampled_from([16, 64, 512]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_minted_prompts_share_what_they_keep_and_no_more(prompts: list[tuple[int, int]], block: int) -> None:
     found = minted(prompts, block)
     seen: set[int] = set()

@@ -33,7 +33,7 @@ PROMPTS = st.lists(
 
 
 @given(prompts=PROMPTS, per_block=st.sampled_from([1, 2, 4, 8, 16, 32, 64]), shared=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_prompts_share_exactly_the_tokens_of_the_blocks_they_share(
     prompts: list[tuple[str, list[int], int]], per_block: int, shared: bool
 ) -> None:
@@ -75,7 +75,7 @@ def test_more_alternatives_than_tokens_still_differ_within_a_block() -> None:
     prompts=PROMPTS,
     sizes=st.sampled_from([(16, 4), (16, 16), (64, 4), (64, 64), (512, 32), (512, 64), (512, 512)]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_pages_have_equal_names_exactly_where_their_tokens_are_equal_up_to_there(
     prompts: list[tuple[str, list[int], int]], sizes: tuple[int, int]
 ) -> None:

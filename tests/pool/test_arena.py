@@ -29,7 +29,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps)
 def test_any_history(history) -> None:
     arena, model = HostArena(PAGES, 4096), Model()
@@ -60,7 +60,7 @@ def test_any_history(history) -> None:
         assert sum(map(arena.used_bytes, Kind)) + arena.free_bytes == arena.total_bytes == PAGES * 4096
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(steps)
 def test_the_same_calls_give_the_same_pages(history) -> None:
     def play() -> list[object]:

@@ -29,7 +29,7 @@ def check(plan: CopyPlan, source_bytes: int, target_bytes: int) -> None:
     assert torch.equal(target, wanted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 24),
     stride=st.integers(0, 9),
@@ -79,7 +79,7 @@ def test_between_two_devices_small_pieces_go_through_a_packed_buffer() -> None:
         assert torch.equal(target, wanted)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     page_bytes=st.integers(1, 40),
     pages=st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True),
