@@ -481,8 +481,8 @@ def last_device_victim(log: Path) -> int:
     policy, position = Replay(), 0
     for event in read(log):
         if event[:2] == ["victim", "device"] and event[3] is not None:
-            node, offset = event[3][1]
-            position = policy.tree.start(node) + offset
+            _, place, _ = event[3]
+            position = 0 if place is None else policy.tree.start(place[0]) + place[1]
         policy.take(event)
     return position
 
