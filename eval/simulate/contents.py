@@ -16,6 +16,10 @@ from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.residence import Residence
 
+Place = tuple[Run, int]
+"""A position on the path to a run: pages from the root. It stays right when runs on the path are split, which leaves a
+run's end where it was."""
+
 _CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
 
@@ -134,6 +138,15 @@ class Contents(RadixTree):
     def state_evicted_from_ssd(self, run: Run, page: int) -> None:
         """Count how long the SSD had a checkpoint that is about to be pushed out."""
         self.residence.state.evicted(self._ssd_since[run.states[page]], self.clock)
+
+    @staticmethod
+    def locate(place: Place) -> tuple[Run, int]:
+        """Return the run that a place is in now, and how many of its pages lie before the place."""
+        run, at = place
+        while at <= run.start:
+            assert run.parent is not None
+            run = run.parent
+        return run, at - run.start
 
     def has_state(self, run: Run, page: int, tier: Tier) -> bool:
         state = run.states.get(page)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from eval.simulate.budgets import Budgets, Space
+from eval.simulate.contents import Place
 from eval.simulate.costs import PAGE_TOKENS, Costs
 from eval.simulate.offload import Cascade
 from eval.simulate.orders import MakeOrder, Order
@@ -21,7 +22,6 @@ from eval.simulate.placement import Placement
 from eval.simulate.radix import Run, State
 from eval.simulate.spill import CleanKv, Spill
 from eval.simulate.system import Schedule
-from eval.simulate.tiered import Place
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
 
@@ -61,8 +61,7 @@ class HiState(Cascade):
 
     def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
         contents, state_bytes = self.contents, self.contents.state_bytes
-        # Positions from the root stay right when making room splits a run.
-        found = [one for one in places if not contents.has_state(*one, Tier.SSD)]
+        found = [one for one in places if not contents.has_state(*contents.locate(one), Tier.SSD)]
         for one in self._with_buffers(found):
             if self.hold_state(one, Tier.SSD):
                 self.links.to_host.send(self.now_s, state_bytes)
@@ -73,7 +72,7 @@ class HiState(Cascade):
         if end is None:
             return
         self.hold_state(end, Tier.DEVICE)
-        if answer and self.has_host and end[0].kv >> Tier.HOST & 1:
+        if answer and self.has_host and contents.locate(end)[0].kv >> Tier.HOST & 1:
             self.hold_state(end, Tier.HOST)
 
     def _chunk_ended(self, place: Place) -> None:
@@ -93,11 +92,11 @@ class HiState(Cascade):
         return [*spread, places[-1]]
 
     def _loaded(self, place: Place) -> None:
-        run, at = place
+        run, at = self.contents.locate(place)
         if self.contents.has_state(run, at, Tier.HOST) and self.contents.has_state(run, at, Tier.SSD):
             self.contents.set_state(run, at, Tier.HOST, False)
 
-    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
+    def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
         """What is worth a place below has it already."""
 
     def _free(self, tier: Tier, order: Order, space: Space, need: int) -> bool:

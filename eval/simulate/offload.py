@@ -7,12 +7,14 @@ it.
 
 from __future__ import annotations
 
+from eval.simulate.contents import Place
 from eval.simulate.costs import PAGE_TOKENS
 from eval.simulate.radix import Run
-from eval.simulate.tiered import Place, Tiered
-from sglang_histate.policy.placement import NO_COPIES, Copies, Room, place
+from eval.simulate.tiered import Tiered
+from sglang_histate.policy.placement import NO_COPIES, Copies, Room
+from sglang_histate.policy.placement import place as fate
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.units import Kind, Unit
+from sglang_histate.policy.units import Kind
 
 
 class Cascade(Tiered):
@@ -30,26 +32,20 @@ class Cascade(Tiered):
             if self.has_host and self.hold_state(one, Tier.HOST):
                 self.links.to_host.send(self.now_s, state_bytes)
 
-    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
-        if tier is Tier.HOST and self.has_ssd:
-            copies = NO_COPIES
-            if unit.kind is Kind.INTERMEDIATE:
-                assert unit.checkpoint is not None
-                run, at = self.contents.runs[unit.checkpoint[0]], unit.checkpoint[1] // PAGE_TOKENS
-                copies = Copies(ssd=self.contents.has_state(run, at, Tier.SSD))
-            restorable = unit.checkpoint is not None
-            room = Room(ssd_state=True, ssd_kv=True)
-            if place(unit.kind, tier, restorable, copies, room).to is Tier.SSD:
-                self._write(unit, runs)
-
-    def _write(self, unit: Unit, runs: list[Run]) -> None:
-        """Have a unit on the SSD: its KV from the top down, then its checkpoint."""
+    def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
+        if tier is not Tier.HOST or not self.has_ssd:
+            return
+        contents, copies = self.contents, NO_COPIES
+        if kind is Kind.INTERMEDIATE and place is not None:
+            copies = Copies(ssd=contents.has_state(*contents.locate(place), Tier.SSD))
+        if fate(kind, tier, place is not None, copies, Room(ssd_state=True, ssd_kv=True)).to is not Tier.SSD:
+            return
         for run in reversed(runs):
             self.write_kv(run)
-        if unit.checkpoint is not None:
-            run, at = self.contents.runs[unit.checkpoint[0]], unit.checkpoint[1] // PAGE_TOKENS
-            if self.contents.has_state(run, at, Tier.HOST) and self.hold_state((run, at), Tier.SSD):
-                self.links.write_ssd(self.now_s, self.contents.state_bytes)
+        if place is None or not contents.has_state(*contents.locate(place), Tier.HOST):
+            return
+        if self.hold_state(place, Tier.SSD):
+            self.links.write_ssd(self.now_s, contents.state_bytes)
 
     def write_kv(self, run: Run) -> bool:
         """Have a run's KV on the SSD; return whether it is there."""
@@ -79,10 +75,10 @@ class Through(Cascade):
 
     def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
         super()._captured(places, end, answer)
-        for run, at in places:
-            on_host = self.has_ssd and self.contents.has_state(run, at, Tier.HOST)
-            if on_host and self.hold_state((run, at), Tier.SSD):
+        for one in places:
+            on_host = self.has_ssd and self.contents.has_state(*self.contents.locate(one), Tier.HOST)
+            if on_host and self.hold_state(one, Tier.SSD):
                 self.links.write_ssd(self.now_s, self.contents.state_bytes)
 
-    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
+    def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
         """What the SSD has it has already."""

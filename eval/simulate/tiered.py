@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from eval.simulate.budgets import Budgets, Space
-from eval.simulate.contents import Contents
+from eval.simulate.contents import Contents, Place
 from eval.simulate.costs import PAGE_TOKENS, Costs
 from eval.simulate.fault import ANY, CACHED, Faults
 from eval.simulate.jobs import Job, Pages
@@ -25,9 +25,6 @@ from eval.simulate.radix import Run
 from eval.simulate.system import Admission, Schedule, Visit
 from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.units import Kind, Pool, Unit
-
-Place = tuple[Run, int]
-"""A checkpoint's: a run and how many of its pages it has read."""
 
 
 class Tiered:
@@ -96,8 +93,8 @@ class Tiered:
     def _chunk_ended(self, place: Place) -> None:
         """A chunk that does not end the prompt has ended here, and its state is at hand."""
 
-    def _leaving(self, tier: Tier, unit: Unit, runs: list[Run]) -> None:
-        """A unit is about to leave a tier; `runs` have its KV, the deepest first, none for a checkpoint alone."""
+    def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
+        """A unit is about to leave a tier: the checkpoint at `place`, if any, and the KV of `runs`, the deepest first."""
 
     def _loaded(self, place: Place) -> None:
         """The checkpoint has been copied from the host to the device."""
@@ -174,7 +171,7 @@ class Tiered:
         self._publish(visit, sorted(wanted), end if end in wanted else None, answer=False)
         if before < page < end:
             assert visit.run is not None
-            self._chunk_ended((visit.run, len(visit.run.pages)))
+            self._chunk_ended((visit.run, page))
 
     def finish(self, visit: Visit, now_s: float) -> None:
         self.now_s = now_s
@@ -242,8 +239,8 @@ class Tiered:
 
     def _load_state(self, run: Run) -> None:
         """The checkpoint at the end of `run` comes from the host: keep it on the device if there is room."""
-        if self.hold_state((run, len(run.pages)), Tier.DEVICE):
-            self._loaded((run, len(run.pages)))
+        if self.hold_state((run, run.end), Tier.DEVICE):
+            self._loaded((run, run.end))
 
     def _tick(self, run: Run) -> None:
         """One request is admitted and resumes at the end of `run`."""
@@ -275,26 +272,17 @@ class Tiered:
         if not pages:
             return
         assert visit.run is not None
-        run, places = visit.run, []
-        for page in reversed(pages):
-            while page <= run.start:
-                assert run.parent is not None
-                run = run.parent
-            places.append((run, page - run.start))
-        self._captured(places[::-1], places[0] if pages[-1] == end else None, answer)
+        places = [(visit.run, page) for page in pages]
+        self._captured(places, places[-1] if pages[-1] == end else None, answer)
 
     def hold_state(self, place: Place, tier: Tier) -> bool:
         """Have a checkpoint in a tier if room can be made; return whether it was not there and is now."""
-        contents, (run, page) = self.contents, place
-        if contents.has_state(run, page, tier):
+        contents = self.contents
+        if contents.has_state(*contents.locate(place), tier):
             return False
-        at = run.start + page
         if not self.make_room(tier, 0, contents.state_bytes):
             return False
-        while at <= run.start:  # making room has split the run
-            assert run.parent is not None
-            run = run.parent
-        contents.set_state(run, at - run.start, tier, True)
+        contents.set_state(*contents.locate(place), tier, True)
         return True
 
     def back_up(self, run: Run) -> bool:
@@ -352,30 +340,34 @@ class Tiered:
         """Have a unit leave a tier, and what is of no use then."""
         contents = self.contents
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
+        place: Place | None = None
+        if unit.checkpoint is not None:
+            holder = contents.runs[unit.checkpoint[0]]
+            place = holder, holder.start + unit.checkpoint[1] // PAGE_TOKENS
         if unit.kind is Kind.INTERMEDIATE:
             assert unit.checkpoint is not None
             state = contents.runs[unit.checkpoint[0]].states[unit.checkpoint[1] // PAGE_TOKENS]
-            self._leaving(tier, unit, [])
+            self._leaving(tier, unit.kind, place, [])
             if state.tiers >> tier & 1:
-                self._drop_state((state.run, state.page), tier)
+                self._drop_state(state.run, state.page, tier)
             return
         if unit.cut is not None:
             contents.split(contents.runs[unit.cut[0]], unit.cut[1] // PAGE_TOKENS)
         runs = [contents.runs[name] for name in unit.nodes]
-        self._leaving(tier, unit, runs)
+        self._leaving(tier, unit.kind, place, runs)
         for run in runs:
             if run.parent is None:
                 return  # making room below has cost it its last copy
             if not run.kv >> tier & 1 or not self.may_go(tier, run):
                 return
             for at in [at for at in run.states if contents.has_state(run, at, tier)]:
-                self._drop_state((run, at), tier)
+                self._drop_state(run, at, tier)
             if run.kv == 1 << tier:
                 contents.forget(run)
             else:
                 contents.set_kv(run, tier, False)
 
-    def _drop_state(self, place: Place, tier: Tier) -> None:
+    def _drop_state(self, run: Run, page: int, tier: Tier) -> None:
         if tier is Tier.SSD:
-            self.contents.state_evicted_from_ssd(*place)
-        self.contents.set_state(*place, tier, False)
+            self.contents.state_evicted_from_ssd(run, page)
+        self.contents.set_state(run, page, tier, False)

@@ -238,3 +238,44 @@ def test_marconi_keeps_the_states_of_forks_and_gives_up_those_of_single_children
             break
     assert (Kind.INTERMEDIATE, 50) not in kinds  # three children hang on it
     assert any(kind is Kind.INTERMEDIATE for kind, _ in kinds)  # the end of t's prompt, its answer goes on
+
+
+def test_places_stay_right_when_making_room_splits_their_run() -> None:
+    """Each checkpoint of a long run needs room on the SSD; what has to go for it lies in the same run."""
+    tight = Budgets(45 * GIB, 20 * GIB, 12 * COSTS.state_bytes)
+    clock = Clock()
+    system = HiState(COSTS, tight, clock.at, placement=Many(), order=queue(COSTS, Eviction.LRU))
+    turns = [(40 * n, 1, 0.0) for n in range(1, 20)]
+    serve(system, clock, [session("s", *turns), session("t", *turns, start=9000)], live=2)
+    for run in system.contents.runs.values():
+        assert all(0 < page <= len(run.pages) for page in run.states)
+        mirrored = system.contents.tree.checkpoints(run.id) if run.parent is not None else ()
+        assert {offset // 64 for offset, _ in mirrored} == set(run.states)
+
+
+def test_a_place_is_found_after_its_run_was_split() -> None:
+    clock = Clock()
+    system = Cascade(COSTS, Budgets(), clock.at, placement=Ends(), order=queue(COSTS, Eviction.LRU))
+    serve(system, clock, [session("s", (100, 1, 0.0))])
+    contents = system.contents
+    (run,) = [run for run in contents.runs.values() if run.parent is not None]
+    place = run, 30
+    upper = contents.split(run, 40)
+    assert contents.locate(place) == (upper, 30) and contents.locate((run, 100)) == (run, 60)
+    contents.split(upper, 10)
+    assert contents.locate(place) == (upper, 20)
+    unit = system.kv_orders[Tier.HOST].victim(lambda _: True)
+    assert unit is not None and unit.checkpoint == (run.id, 60 * 64)
+
+
+def test_a_bundle_that_is_cut_takes_its_checkpoint_to_the_disk() -> None:
+    """A branching point inside a run: its end leaves the host with the checkpoint there."""
+    clock = Clock()
+    budgets = Budgets(45 * GIB, 20 * GIB, 20 * GIB)
+    system = Cascade(COSTS, budgets, clock.at, placement=Many(), order=queue(COSTS, Eviction.LRU))
+    serve(system, clock, [session("s", (100, 1, 0.0))])
+    unit = system.kv_orders[Tier.HOST].victim(lambda unit: unit.kind is Kind.BUNDLE)
+    assert unit is not None and unit.cut is not None and unit.checkpoint is not None
+    system.evict(Tier.HOST, unit)
+    (end,) = [run for run in system.contents.runs.values() if run.end == 100]
+    assert len(end.pages) == 1 and end.kv >> Tier.SSD & 1 and end.states[1].tiers >> Tier.SSD & 1
