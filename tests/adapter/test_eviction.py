@@ -13,7 +13,7 @@ from sglang_histate.policy.score import Eviction
 
 from .conftest import GPU
 from .engine import PAGE, Engine, build, request, tokens
-from .stores import open_store, put
+from .stores import open_store, put, wait_threads
 
 pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
 MAMBA = ComponentType.MAMBA
@@ -65,6 +65,30 @@ def test_figure_7_on_the_device(mode: Eviction, dropped: str) -> None:
         "S6": resumes_at(engine, c) == S6,
     }
     assert [name for name, there in kept.items() if not there] == [dropped]
+
+
+@pytest.mark.parametrize(
+    ("mode", "dropped"), [(Eviction.LRU, "S1"), (Eviction.LRU_REFRESH, "S6"), (Eviction.SCORE, "S2")]
+)
+def test_figure_7_on_the_ssd(mode: Eviction, dropped: str) -> None:
+    """Whose slab a new checkpoint takes is the ranking's choice too, not the store's."""
+    engine = build(mode=mode)
+    store = open_store(engine.layout, ranking=engine.ranking, slabs=4)
+    b, c = tokens((1, S3)), tokens((2, S6))
+    steps = {"S1": b[:S1], "S2": b[:S2], "S6": c, "S3": b}
+    keys = {name: name.encode().ljust(32) for name in steps}
+    for name, ids in steps.items():
+        visit(engine, ids)
+        node = engine.cache.tree_core.node_by_id(engine.match(request(ids + tokens((9, 1)))).best_match_node)
+        engine.ranking.placed(keys[name], node, len(node.key), False)
+        put(store, engine.layout, keys[name], len(ids), 1.0)
+        wait_threads(store)
+        store.poll()
+    put(store, engine.layout, b"one too many".ljust(32), PAGE, 1.0)
+    assert [name for name in steps if store.lookup(keys[name]) is None] == [dropped]
+    assert engine.ranking.evictions["ssd_intermediate"] + engine.ranking.evictions["ssd_bundle"] == 1
+    wait_threads(store)
+    store.close()
 
 
 def test_a_state_goes_alone_and_its_kv_stays() -> None:
