@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="also write the selected sessions as a trace of ids and lengths, without text, for eval.simulate and "
-        "eval.replay; the name ends in .jsonl or .jsonl.xz",
+        "eval.replay; the name ends in .jsonl or .jsonl.xz, or is a folder's, for one file a session",
     )
     return parser
 

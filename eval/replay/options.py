@@ -40,6 +40,7 @@ class Options:
     out: Path
     resume: bool
     server_args: tuple[str, ...]
+    save_trace: Path | None = None
 
     def bytes_from(self, proportional: Bytes) -> Bytes:
         """Return the budgets: those given, else `proportional` ones times the factor."""
@@ -113,6 +114,12 @@ def _workload(group: argparse._ArgumentGroup) -> None:
         "--vocabulary", type=positive, default=256, metavar="N", help="token ids used (%(default)s)"
     )
     group.add_argument("--first-id", type=int, default=0, metavar="ID", help="the least of them (0)")
+    group.add_argument(
+        "--save-trace",
+        type=Path,
+        metavar="FOLDER",
+        help="also write what is sent, lengths, pages and pauses, as a trace in WEKA's form for another client; it is read again with --tokens-per-block 64",
+    )
 
 
 def _pace(group: argparse._ArgumentGroup) -> None:
@@ -258,4 +265,5 @@ def parse(argv: list[str] | None = None) -> Options:
         out=given.out,
         resume=given.resume,
         server_args=tuple(given.server_args),
+        save_trace=given.save_trace,
     )

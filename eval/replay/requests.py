@@ -91,9 +91,11 @@ class Shape:
     live: int = 24
     recorded_outputs: bool = True
 
+    def scale_of_time(self, session: Session) -> float:
+        return self.tokens_per_block / session.block_tokens if self.time_scale is None else self.time_scale
+
     def pause_s(self, recorded_s: float, session: Session) -> float:
-        scale = self.tokens_per_block / session.block_tokens if self.time_scale is None else self.time_scale
-        return min(recorded_s, self.longest_gap_s) * scale
+        return min(recorded_s, self.longest_gap_s) * self.scale_of_time(session)
 
 
 def build(sessions: Sequence[Session], shape: Shape) -> list[SessionRequests]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from eval.replay.options import Options
 from eval.replay.probe import find
 from eval.replay.requests import SessionRequests, build, digest, working_set
 from eval.replay.systems import SYSTEMS, Bytes, in_proportion, setup_of, split, start_only
+from eval.replay.trace import as_sent
 from eval.replay.workload import load
+from eval.workloads.save import saved
 
 Say = Callable[[str], None]
 
@@ -80,9 +83,12 @@ class Limit:
 
 
 def prepare(options: Options) -> Workload:
-    """Load the sessions and build their requests; errors as in `load` and `build`."""
-    sessions = build(load(options.selection), options.shape)
+    """Load the sessions and build their requests, saved if wanted; errors as in `load`, `build` and `saved`."""
+    recorded = load(options.selection)
+    sessions = build(recorded, options.shape)
     shape, pace = options.shape, options.pace
+    if options.save_trace is not None:
+        deque(saved(as_sent(recorded, shape), options.save_trace), maxlen=0)
     scale = "as tokens" if shape.time_scale is None else f"x {shape.time_scale:g}"
     most = f" of at most {shape.most_output} tokens" if shape.most_output < 1 << 20 else ""
     answers = ("recorded" if shape.recorded_outputs else "free") + f" answers{most}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from eval.workloads.sessions import Agent, Session, Turn
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FILES if kind != "openai"])
-@pytest.mark.parametrize("name", ["kept.jsonl", "new/kept.jsonl.xz"])
+@pytest.mark.parametrize("name", ["kept.jsonl", "new/kept.jsonl.xz", "new/folder"])
 def test_every_format_comes_back(tmp_path: Path, kind: str, name: str) -> None:
     file, lines = FILES[kind]
     sessions = list(read(write(tmp_path, file, *lines), kind))
@@ -65,3 +67,43 @@ def test_recorded_sessions_come_back_split_or_not(tmp_path: Path) -> None:
 def test_a_name_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.json: a trace's name ends in \.jsonl or \.jsonl\.xz"):
         list(saved([], tmp_path / "x.json"))
+
+
+def test_sessions_are_not_mixed_with_others_of_a_folder(tmp_path: Path) -> None:
+    one = Session("../s", 64, (Turn(64, 2, (1,), 0.0, 0.0, 0.0),))
+    many = [replace(one, name=f"{number}/{one.name}") for number in range(12, 0, -1)]
+    list(saved(many, tmp_path / "f"))
+    assert list(weka.read_sessions(tmp_path / "f")) == many
+    with pytest.raises(ValueError, match="has sessions already: name a new folder"):
+        list(saved([one], tmp_path / "f"))
+
+
+PUBLISHED = {
+    "session": "id models block_size hash_id_scope tool_tokens system_tokens requests totals",
+    "request": "t type model in out hash_ids input_types output_types stop api_time think_time ttft",
+    "subagent": "t type agent_id subagent_type duration_ms total_tokens tool_use_count status models tool_tokens "
+    "system_tokens requests",
+}
+NEEDED = {
+    "session": "id models block_size hash_id_scope requests",
+    "request": "t type model in out",
+    "subagent": "t type agent_id subagent_type duration_ms total_tokens tool_use_count status requests models",
+}
+
+
+def test_readers_that_want_exactly_the_published_fields_get_them(tmp_path: Path) -> None:
+    def turns(at: float) -> tuple[Turn, ...]:
+        return (Turn(70, 2, (1,), at, 0.0, 0.25), Turn(140, 3, (1, 2), at + 1, 0.75, 0.5))
+
+    whole = Session("s", 64, turns(0.0), (Agent("a", 0, 0.1, turns(0.35)), Agent("none", 0, 0.1, ())))
+    list(saved([whole, replace(whole, name="later", start_s=7.0)], tmp_path / "f"))
+    first, later = (json.loads(file.read_text()) for file in sorted((tmp_path / "f").iterdir()))
+    assert later.keys() - first.keys() == {"start_s"}
+    agents = [one for one in first["requests"] if one["type"] == "subagent"]
+    requests = [one for one in first["requests"] if one["type"] != "subagent"] + agents[0]["requests"]
+    assert (len(agents), len(requests)) == (2, 4)
+    for kind, values in (("session", [first]), ("subagent", agents), ("request", requests)):
+        for value in values:
+            assert set(NEEDED[kind].split()) <= value.keys() <= set(PUBLISHED[kind].split())
+    assert (agents[0]["duration_ms"], agents[0]["total_tokens"]) == (1500, 215)
+    assert (agents[1]["duration_ms"], agents[1]["requests"]) == (0, [])
