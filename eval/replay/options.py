@@ -118,7 +118,8 @@ def _workload(group: argparse._ArgumentGroup) -> None:
         "--save-trace",
         type=Path,
         metavar="FOLDER",
-        help="also write what is sent, lengths, pages and pauses, as a trace in WEKA's form for another client; it is read again with --tokens-per-block 64",
+        help="also write what is sent, lengths, pages and pauses, as a trace in WEKA's form for another client; to replay "
+        "that one, --tokens-per-block 64",
     )
 
 
