@@ -70,6 +70,19 @@ class KvExtents:
                 rest = Piece(piece.key, piece.skip + above, max(piece.at - pages, 0), piece.pages - above)
                 self.add(node, rest)
 
+    def first_page(self, key: bytes) -> tuple[Any, int]:
+        """Return the node and its page at which the extent begins, as far as the tree has it."""
+        found = [(piece.skip, node, piece.at) for node in self._nodes[key] for piece in self._of(node, key)]
+        _, node, at = min(found, key=lambda one: one[0])
+        return node, at
+
+    def forget(self, node: Any, first_page: int) -> None:
+        """The node's pages from `first_page` on do not count any more; the extents stay for what else they have."""
+        for piece in self._take(node):
+            left = min(first_page - piece.at, piece.pages)
+            if left > 0:
+                self.add(node, Piece(piece.key, piece.skip, piece.at, left))
+
     def removed(self, node: Any) -> list[bytes]:
         """Forget a node; return the extents that no other node has a piece of."""
         return [piece.key for piece in self._take(node) if piece.key not in self._nodes]
@@ -84,6 +97,9 @@ class KvExtents:
             else:
                 del self._pieces[node]
         return nodes
+
+    def _of(self, node: Any, key: bytes) -> list[Piece]:
+        return [piece for piece in self._pieces[node] if piece.key == key]
 
     def _take(self, node: Any) -> list[Piece]:
         pieces = self._pieces.pop(node, [])

@@ -145,9 +145,15 @@ class KvRestore:
                 begin, stop = max(piece.at, part.at), min(piece.at + piece.pages, part.at + part.pages)
                 if begin < stop:
                     at = part.skip + begin - part.at
-                    self._todo.append(
-                        _Read(piece.key, piece.skip + begin - piece.at, tuple(pages[at : at + stop - begin]))
-                    )
+                    self._read(piece.key, piece.skip + begin - piece.at, pages[at : at + stop - begin])
+
+    def _read(self, key: bytes, skip: int, pages: list[int]) -> None:
+        """Add a read, or let the one before go on where both are of one extent, so that it is read once."""
+        last = self._todo[-1] if self._todo else None
+        if last is not None and last.key == key and last.skip + len(last.pages) == skip:
+            self._todo[-1] = _Read(key, last.skip, (*last.pages, *pages))
+        else:
+            self._todo.append(_Read(key, skip, tuple(pages)))
 
     def _deliver(self, read: _Read, record: Record) -> None:
         """Reader thread: copy verified pages into the arena."""

@@ -28,9 +28,9 @@ from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, 
 
 @dataclass(eq=False)
 class Spill:
-    """One extent on its way: `pages` pages of the path from page `first` on, the last of them in `node_id`."""
+    """One extent on its way: `pages` pages of the path from page `first` on, in `nodes`, deepest first."""
 
-    node_id: Any
+    nodes: tuple[Any, ...]
     first: int
     pages: int
     key: bytes
@@ -38,6 +38,16 @@ class Spill:
     record: Record
     lock: Any
     copied: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`pages` pages of a path from page `first` on; the last is in `node_id`, which ends after page `end`."""
+
+    node_id: Any
+    end: int
+    first: int
+    pages: int
 
 
 class KvSpill:
@@ -103,8 +113,8 @@ class KvSpill:
         for spill in [self._pending.popleft() for _ in range(count)]:
             spill.copied.result()
             self._put(spill)
-            self._cache.dec_host_lock_ref(spill.node_id, spill.lock)
-        self._busy = {spill.node_id for spill in self._pending}
+            self._cache.dec_host_lock_ref(spill.nodes[0], spill.lock)
+        self._busy = {node for spill in self._pending for node in spill.nodes}
 
     def reset(self) -> None:
         """The tree is being emptied, its locks with it."""
@@ -143,39 +153,58 @@ class KvSpill:
         return [node for node in nodes if self._can_go(node)]
 
     def _start(self, nodes: list[Any], wanted: int) -> int:
-        """Copy what the SSD does not have of the nodes, as far as there are records; return how many pages that is."""
-        ssd, tree = self._ranking.ssd, self._ranking.tree
+        """Copy what the SSD does not have of the nodes, as far as there are records; return how many pages that is.
+
+        An extent goes on over the end of a node where the next one has to go too: a turn of a session is often less than
+        a slab, and a slab that is half empty is half lost.
+        """
         most, started = self._store.layout.pages_per_extent, 0
-        for node in nodes:
-            if started >= wanted or node in self._busy:
-                break
-            self._busy.add(node)
-            pages, before = tree.tokens(node) // self._page_size, tree.start(node) // self._page_size
-            names = ssd.names.of(node)
-            for first, count in ssd.extents.missing(node, pages):
-                for at in range(first, first + count, most):
-                    if not self._has_records():
-                        return started
-                    extent = min(most, first + count - at)
-                    self._copy_extent(node, before, at, extent, names)
-                    started += extent
+        for run in self._runs(nodes):
+            # Cut from the start, so that what the session gets next continues the last one; deepest first, as they go.
+            for first in reversed(range(run.first, run.first + run.pages, most)):
+                if started >= wanted or not self._has_records():
+                    return started
+                pages = min(most, run.first + run.pages - first)
+                self._copy_extent(run, first, pages)
+                started += pages
         return started
 
-    def _copy_extent(self, node_id: Any, before: int, at: int, count: int, names: list[bytes]) -> None:
+    def _runs(self, nodes: list[Any]) -> list[Run]:
+        """Return the longest runs of pages that the SSD does not have, the deepest first."""
+        runs: list[Run] = []
+        tree, size = self._ranking.tree, self._page_size
+        for node in nodes:
+            if node in self._busy:
+                break
+            before, pages = tree.start(node) // size, tree.tokens(node) // size
+            for at, count in reversed(self._ranking.ssd.extents.missing(node, pages)):
+                if runs and runs[-1].first == before + at + count:
+                    runs[-1] = Run(runs[-1].node_id, runs[-1].end, before + at, runs[-1].pages + count)
+                else:
+                    runs.append(Run(node, before + pages, before + at, count))
+        return runs
+
+    def _copy_extent(self, run: Run, first: int, count: int) -> None:
         record = self._store.acquire_record()
         if record is None:
             return
-        node = self._core.node_by_id(node_id)
-        value = node.component_data[ComponentType.FULL].host_value
-        start = at * self._page_size
-        tokens = value[start : start + count * self._page_size : self._page_size]
-        pages = [int(token) // self._page_size for token in tokens]
-        lock = self._cache.inc_host_lock_ref(node_id).to_dec_params()
+        size, names = self._page_size, self._ranking.ssd.names
+        node = self._core.node_by_id(run.node_id)
+        parts = list(parts_of_run(node, run.end, first, count, size))
+        pages: list[int] = []
+        for part in reversed(parts):
+            value = part.node.component_data[ComponentType.FULL].host_value
+            tokens = value[part.at * size : (part.at + part.pages) * size : size]
+            pages += [int(token) // size for token in tokens]
+        deepest, top = parts[0], parts[-1]
+        key = names.of(deepest.node.id)[deepest.at + deepest.pages - 1]
+        parent = names.of(top.node.id)[top.at - 1] if top.at else self._name_before(top.node)
+        # What is above a locked node of the host cannot go either.
+        lock = self._cache.inc_host_lock_ref(deepest.node.id).to_dec_params()
         copied = self._thread.submit(self._copy, record, pages)
-        parent = names[at - 1] if at else self._name_before(node)
-        self._pending.append(
-            Spill(node_id, before + at, count, names[at + count - 1], parent, record, lock, copied)
-        )
+        nodes = tuple(part.node.id for part in parts)
+        self._busy.update(nodes)
+        self._pending.append(Spill(nodes, first, count, key, parent, record, lock, copied))
 
     def _name_before(self, node: Any) -> bytes:
         above = node.parent
@@ -207,7 +236,7 @@ class KvSpill:
             return
         else:
             self._counters.kv_spilled_pages += spill.pages
-        node = self._core.node_by_id(spill.node_id)
+        node = self._core.node_by_id(spill.nodes[0])
         end = (self._ranking.tree.start(node.id) + len(node.key)) // self._page_size
         for part in parts_of_run(node, end, first, pages, self._page_size):
             piece = Piece(spill.key, hidden + part.skip, part.at, part.pages)

@@ -257,7 +257,7 @@ class Ranking:
 
     def _ssd_victim(self) -> Key | None:
         assert self._store is not None
-        found = self.ssd.victim(self._store.replaceable)
+        found = self.ssd.victim(self._store.replaceable, lambda unit: self.evicted(unit, Tier.SSD))
         if found is None:
             return None
         name, unit = found

@@ -6,7 +6,7 @@ here, never the store: what the store has no use for any more is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_histate.adapter.kv_extents import KvExtents, Piece
@@ -118,8 +118,14 @@ class SsdContents:
             self._tree.set_checkpoint(*place, Tier.SSD, False)
             self.marks.drop(name.hash)
 
-    def victim(self, usable: Callable[[Key], bool]) -> tuple[Key, Unit | None] | None:
-        """Return what gives up its slab next: something without a place, or a piece of the unit that costs least."""
+    def victim(
+        self, usable: Callable[[Key], bool], forgotten: Callable[[Unit], None]
+    ) -> tuple[Key, Unit | None] | None:
+        """Return what gives up its slab next: something without a place, or a piece of the unit that costs least.
+
+        A unit all of whose KV lies in extents that begin before it has no slab to give. It is forgotten, and
+        `forgotten` hears of it; its slabs are free when the unit before goes.
+        """
         homeless = next((name for name in self._homeless if usable(name)), None)
         if homeless is not None:
             return homeless, None
@@ -127,23 +133,42 @@ class SsdContents:
         def first_usable(unit: Unit) -> Key | None:
             return next((name for name in self._parts(unit) if usable(name)), None)
 
-        unit = self._queue.victim(lambda unit: first_usable(unit) is not None)
-        name = None if unit is None else first_usable(unit)
-        return None if name is None else (name, unit)
+        while True:
+            unit = self._queue.victim(lambda unit: first_usable(unit) is not None or not self._parts(unit))
+            if unit is None:
+                return None
+            name = first_usable(unit)
+            if name is not None:
+                return name, unit
+            forgotten(unit)
+            self._forget(unit)
 
     def _parts(self, unit: Unit) -> list[Key]:
-        """Return a unit's records, those of the deepest tokens first. What a node shares with one before stays."""
-        keep = unit.cut[0] if unit.cut is not None else None
-        parts: list[Key] = []
-        for node in unit.nodes:
-            if node == keep:
-                assert unit.cut is not None
-                first_page = unit.cut[1] // self._page_size
-                pieces = [piece for piece in self.extents.pieces(node) if piece.at >= first_page]
-            else:
-                pieces = self.extents.pieces(node)
-            parts += [Key(piece.key, RecordKind.KV) for piece in reversed(pieces)]
+        """Return a unit's records, those of the deepest tokens first. What it shares with tokens before stays."""
+        parts: dict[Key, None] = {}
         if unit.checkpoint is not None and unit.has_state:
             # With its KV gone the state is of no use, so it goes first.
-            parts.insert(0, Key(self.marks.key_at(*unit.checkpoint)))
-        return parts
+            parts[Key(self.marks.key_at(*unit.checkpoint))] = None
+        for node, first in self._pages(unit):
+            for piece in reversed(self.extents.pieces(node)):
+                if piece.at >= first and self._begins_in(unit, piece.key):
+                    parts[Key(piece.key, RecordKind.KV)] = None
+        return list(parts)
+
+    def _pages(self, unit: Unit) -> Iterator[tuple[Any, int]]:
+        """Yield the nodes of a unit, deepest first, each with the first page of it that is the unit's."""
+        for node in unit.nodes:
+            cut = unit.cut
+            yield node, cut[1] // self._page_size if cut is not None and cut[0] == node else 0
+
+    def _begins_in(self, unit: Unit, key: bytes) -> bool:
+        node, at = self.extents.first_page(key)
+        if unit.cut is not None and unit.cut[0] == node:
+            return at >= unit.cut[1] // self._page_size
+        return node in unit.nodes or self._tree.start(node) > self._tree.start(unit.nodes[0])
+
+    def _forget(self, unit: Unit) -> None:
+        for node, first in self._pages(unit):
+            self.extents.forget(node, first)
+            self._count_kv(node)
+            self.incomplete.append(node)
