@@ -67,7 +67,7 @@ class KvSpill:
         self._pending: deque[Spill] = deque()
         self._busy: set[Any] = set()  # nodes with copies on their way
         self._refilling = False
-        self._fruitless: tuple[int, int, int] | None = None
+        self._fruitless: tuple[int, ...] | None = None
         self._reserve = Reserve(face.arena.total_pages)
         self._taken = 0  # pages that the arena had given out at the last look
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
@@ -100,9 +100,13 @@ class KvSpill:
         records = self._store.records
         return records.free_for_writes > records.total // 2
 
-    def _situation(self) -> tuple[int, int, int]:
-        """Return what has to change before a fruitless search is worth another one."""
-        return self._ranking.clock, self._arena.free_pages, self._ranking.clean_pages
+    def _situation(self) -> tuple[int, ...]:
+        """Return what has to change before a fruitless search is worth another one.
+
+        The digest changes with each eviction: what has left the device may be copied.
+        """
+        ranking = self._ranking
+        return ranking.clock, self._arena.free_pages, ranking.clean_pages, ranking.digest
 
     def done_count(self) -> int:
         """Return how many copies have been made, oldest first and without a gap."""

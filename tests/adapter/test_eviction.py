@@ -91,6 +91,25 @@ def test_figure_7_on_the_ssd(mode: Eviction, dropped: str) -> None:
     store.close()
 
 
+def test_the_ranking_learns_where_hits_end() -> None:
+    engine = build()
+    ids = tokens((1, 1024))
+    visit(engine, ids[:512])
+    visit(engine, ids)
+    core, ranking = engine.cache.tree_core, engine.ranking
+    inside = core.node_by_id(engine.match(request(ids[:512] + tokens((9, 1)))).best_match_node)
+    end = core.node_by_id(engine.match(request(ids + tokens((9, 1)))).best_match_node)
+    before = ranking.as_json()["end_hit_share"]
+    for _ in range(50):
+        ranking.admitted(inside)
+    after = ranking.as_json()["end_hit_share"]
+    assert after < before
+    for _ in range(50):
+        ranking.admitted(end)
+    assert ranking.as_json()["end_hit_share"] > after
+    assert ranking.clock >= 100, "each admission is a tick"
+
+
 def test_a_state_goes_alone_and_its_kv_stays() -> None:
     engine = build()
     b, _ = figure_7(engine)

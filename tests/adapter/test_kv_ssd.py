@@ -281,6 +281,16 @@ def test_a_small_ssd_keeps_its_budget_and_forgets_whole_sessions() -> None:
     bench.tier.close()
 
 
+def test_the_reserve_outlasts_a_prompt_that_is_large_next_to_the_host(bench) -> None:
+    """An eighth of the host would do for small ones; the next prompt of this size takes twenty pages at once."""
+    for seed in (1, 2):
+        bench.visit(tokens((seed, 20 * PAGE)))
+        bench.off_device()
+        bench.settle()
+    reserve = bench.engine.arena.free_pages + bench.ranking.clean_pages
+    assert bench.engine.arena.total_pages == 48 and reserve >= 30, reserve
+
+
 def turns(bench: Bench, seed: int, lengths: list[int]) -> array:
     """Visit a session turn by turn, each so many pages longer; return its tokens."""
     ids = array("q")
