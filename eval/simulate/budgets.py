@@ -34,9 +34,12 @@ class OverBudget(AssertionError):
 
 
 class Space:
-    """One budget. `pinned` is the part of `used` that cannot be evicted; `peak` the largest use so far."""
+    """One budget. `pinned` is the part of `used` that cannot be evicted; `peak` the largest use so far.
 
-    __slots__ = ("limit", "name", "peak", "pinned", "used")
+    `taken`: bytes given out since the start, whatever came back.
+    """
+
+    __slots__ = ("limit", "name", "peak", "pinned", "taken", "used")
 
     def __init__(self, name: str, limit: int) -> None:
         self.name = name
@@ -44,6 +47,7 @@ class Space:
         self.used = 0
         self.pinned = 0
         self.peak = 0
+        self.taken = 0
 
     @property
     def free(self) -> int:
@@ -59,6 +63,12 @@ class Space:
         if not 0 <= self.used <= self.limit:
             raise OverBudget(f"{self.name}: {self.used} of {self.limit} bytes used after {size_bytes}")
         self.peak = max(self.peak, self.used)
+        self.taken += max(size_bytes, 0)
+
+    def unreserve(self, size_bytes: int) -> None:
+        """Give back bytes that were only reserved: what comes in their place is not given out anew."""
+        self.take(-size_bytes)
+        self.taken -= size_bytes
 
     def pin(self, size_bytes: int) -> None:
         """Have bytes in use not evictable, or evictable again if negative."""

@@ -7,11 +7,12 @@ cannot be restored. Decides nothing: who goes and what is written where is `tier
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from eval.simulate.budgets import Space
 from eval.simulate.costs import PAGE_TOKENS, Costs
-from eval.simulate.radix import Extent, RadixTree, Run, State, Step
+from eval.simulate.extents import Extents, Part
+from eval.simulate.radix import RadixTree, Run, State, Step
 from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.residence import Residence
@@ -26,11 +27,11 @@ _CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 class Contents(RadixTree):
     """Spaces are given by tier, one for KV and one for states; both may be the same.
 
-    `extent_pages`: pages of KV that share one record on the SSD, which takes `state_bytes` however full it is;
-    0: KV takes there what it has.
+    `records`: KV lies on the SSD in records that take `state_bytes` however full they are; else it takes there what
+    it has.
     """
 
-    def __init__(self, costs: Costs, kv: list[Space], states: list[Space], extent_pages: int = 0) -> None:
+    def __init__(self, costs: Costs, kv: list[Space], states: list[Space], records: bool = False) -> None:
         super().__init__()
         self.tree = PrefixTree(self.root.id)
         self.runs: dict[int, Run] = {self.root.id: self.root}
@@ -40,7 +41,7 @@ class Contents(RadixTree):
         self.clock = 0
         self.page_bytes = costs.page_bytes
         self.state_bytes = costs.state_bytes
-        self.extent_pages = extent_pages
+        self.extents = Extents(kv[Tier.SSD], self.page_bytes, self.state_bytes if records else 0)
         self.kv_changed: Callable[[Run], None] | None = None
         """Hears when a run's KV comes to a tier or leaves it, and of both parts of one that was split."""
         self._since: dict[int, int] = {}  # run -> when its KV came to device or host
@@ -80,12 +81,6 @@ class Contents(RadixTree):
         """Bytes of a run's KV on device or host."""
         return len(run.pages) * self.page_bytes
 
-    def ssd_bytes(self, pages: int) -> int:
-        """Bytes that so many pages of a run take on the SSD."""
-        if not self.extent_pages:
-            return pages * self.page_bytes
-        return -(-pages // self.extent_pages) * self.state_bytes
-
     # Changes.
 
     def set_kv(self, run: Run, tier: Tier, present: bool) -> None:
@@ -93,8 +88,11 @@ class Contents(RadixTree):
         bit = 1 << tier
         if bool(run.kv & bit) == present:
             return
-        if tier is Tier.SSD:
-            self._set_extents(run, present)
+        if tier is Tier.SSD and present:
+            for part in self.extents.missing(run):
+                self.extents.add((part,))
+        elif tier is Tier.SSD:
+            self.extents.drop(run)
         else:
             size = self.kv_bytes(run)
             space = self.kv_space[tier]
@@ -115,6 +113,13 @@ class Contents(RadixTree):
         self.tree.set_kv(run.id, tier, present)
         if self.kv_changed is not None:
             self.kv_changed(run)
+
+    def add_record(self, parts: Sequence[Part]) -> None:
+        """The SSD has pages of one path, the uppermost first, in a new record; room is the caller's to make."""
+        self.extents.add(parts)
+        for part in parts:
+            if self.extents.covered(part.run):
+                self.set_kv(part.run, Tier.SSD, True)
 
     def set_state(self, run: Run, page: int, tier: Tier, present: bool) -> None:
         """Say whether a tier has the checkpoint after `page` pages of a run; room is the caller's to make."""
@@ -203,46 +208,16 @@ class Contents(RadixTree):
             state.page = page
         if run.id in self._since:
             self._since[upper.id] = self._since[run.id]
-        if run.extents:
-            self._split_extents(run, upper)
+        self.extents.split(run, upper)
         self.tree.split(run.id, upper.id, cut * PAGE_TOKENS)
         if self.kv_changed is not None:
             self.kv_changed(upper)
             self.kv_changed(run)
+        for part in (upper, run):
+            if part.extents and self.extents.covered(part):
+                self.set_kv(part, Tier.SSD, True)
 
     def _removed(self, run: Run) -> None:
+        self.extents.forget(run)
         del self.runs[run.id]
         self.tree.remove(run.id)
-
-    def _set_extents(self, run: Run, present: bool) -> None:
-        space = self.kv_space[Tier.SSD]
-        if present:
-            most = self.extent_pages or len(run.pages)
-            for first in range(0, len(run.pages), most):
-                pages = min(most, len(run.pages) - first)
-                run.extents.append((pages, Extent(self.ssd_bytes(pages))))
-            space.take(sum(extent.size_bytes for _, extent in run.extents))
-            return
-        for _, extent in run.extents:
-            extent.runs -= 1
-            if not extent.runs:
-                space.take(-extent.size_bytes)
-        run.extents = []
-
-    def _split_extents(self, run: Run, upper: Run) -> None:
-        """Give each part its extents. A record with pages of both is both's; one as large as its KV is cut."""
-        left = len(upper.pages)
-        held, run.extents = run.extents, []
-        for pages, extent in held:
-            above = min(left, pages)
-            below, left = pages - above, left - above
-            lower = extent
-            if above and below:
-                if self.extent_pages:
-                    extent.runs += 1
-                else:
-                    extent, lower = Extent(self.ssd_bytes(above)), Extent(self.ssd_bytes(below))
-            if above:
-                upper.extents.append((above, extent))
-            if below:
-                run.extents.append((below, lower))

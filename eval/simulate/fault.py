@@ -26,6 +26,7 @@ class Fault:
         self.pages = pages
         self.reads_state = reads_state
         self.room = room  # reserved on the host: KV, states
+        self.abandoned = False  # past the deadline: nobody waits for it any more
         self.waiting: list[Visit] = []
         self.holders: list[Visit] = []
         self.ended = False
@@ -37,14 +38,18 @@ class Faults:
     def __init__(self, system: Tiered) -> None:
         self._system = system
         self._by_state: dict[State, Fault] = {}
+        self._abandoned = 0  # reads under way that are
         self.late = 0
         """Requests that went on without what they waited for."""
         self.no_room = 0
         """Reads that were not begun because the host had no room for them."""
 
     def look(self, visit: Visit) -> None:
-        """Begin to read what the request would gain from, or join the read that is under way."""
-        if visit.reads == MOST_READS:
+        """Begin to read what the request would gain from, or join the read that is under way.
+
+        While a read is past its deadline, nothing new is read.
+        """
+        if self._abandoned:
             return
         contents, job = self._system.contents, visit.job
         path = contents.match(job.prompt)
@@ -58,15 +63,14 @@ class Faults:
         if run.start + at - resumed < self._system.least_gain_pages:
             return
         state = run.states[at]
-        fault = self._by_state.get(state) or self._begin(run, state)
+        fault = self._by_state.get(state)
+        if fault is None and visit.reads < MOST_READS:
+            fault = self._begin(run, state)
         if fault is None:
             return
         fault.waiting.append(visit)
         visit.waits = fault
         visit.reads += 1
-        if self._system.read_deadline_s is not None:
-            until = self._system.now_s + self._system.read_deadline_s
-            self._system.schedule(until, lambda now_s: self._give_up(fault, visit))
 
     def release(self, visit: Visit) -> None:
         """The request is admitted: what was read for it needs no lock of its own any more."""
@@ -98,6 +102,8 @@ class Faults:
         self._by_state[state] = fault
         end_s = system.links.ssd_read.send(system.now_s, kv_bytes + state_bytes)
         system.schedule(end_s, lambda now_s: self._end(fault, now_s))
+        if system.read_deadline_s is not None and end_s > system.now_s + system.read_deadline_s:
+            system.schedule(system.now_s + system.read_deadline_s, lambda _: self._abandon(fault))
         return fault
 
     def _end(self, fault: Fault, now_s: float) -> None:
@@ -106,28 +112,33 @@ class Faults:
         system.now_s = now_s
         fault.ended = True
         del self._by_state[state]
-        contents.kv_space[Tier.HOST].take(-fault.room[0])
-        contents.state_space[Tier.HOST].take(-fault.room[1])
-        if fault.waiting:
-            for one in reversed(list(fault.run.path())):
-                if not one.kv & CACHED:
-                    contents.set_kv(one, Tier.HOST, True)
-            if fault.reads_state and not state.tiers & CACHED:
-                contents.set_state(state.run, state.page, Tier.HOST, True)
+        self._abandoned -= fault.abandoned
+        contents.kv_space[Tier.HOST].unreserve(fault.room[0])
+        contents.state_space[Tier.HOST].unreserve(fault.room[1])
+        for one in reversed(list(fault.run.path())):
+            if not one.kv & CACHED:
+                contents.set_kv(one, Tier.HOST, True)
+        if fault.waiting and fault.reads_state and not state.tiers & CACHED:
+            contents.set_state(state.run, state.page, Tier.HOST, True)
         fault.holders = fault.waiting
         fault.waiting = []
         for visit in fault.holders:
             visit.waits, visit.holds = None, fault
-            visit.from_ssd = fault.pages, fault.reads_state
+            pages, with_state = visit.from_ssd
+            visit.from_ssd = pages + fault.pages, with_state or fault.reads_state
         if not fault.holders:
             self._unlock(fault)
 
-    def _give_up(self, fault: Fault, visit: Visit) -> None:
-        if visit in fault.waiting:
-            fault.waiting.remove(visit)
+    def _abandon(self, fault: Fault) -> None:
+        """The read is late: whoever waits for it, however long, goes on without."""
+        if fault.ended:
+            return
+        fault.abandoned = True
+        self._abandoned += 1
+        for visit in fault.waiting:
             visit.waits = None
-            visit.reads = MOST_READS
-            self.late += 1
+        self.late += len(fault.waiting)
+        fault.waiting = []
 
     def _unlock(self, fault: Fault) -> None:
         for one in fault.run.path():

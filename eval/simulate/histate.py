@@ -4,8 +4,9 @@
 - Checkpoints on their way to the SSD need a buffer each. Interior ones for which there is none are not taken.
 - The ends of prompt, answer and prefill chunks stay on the device too, and the answer's end on the host: the next turn
   starts there.
+- An answer's end goes to the host if the store has its checkpoint, whether or not the answer completed a page.
 - Cold KV goes to the SSD before the host needs its room (`spill`). A record there holds one checkpoint, or as many
-  pages of KV of one run as fit in as many bytes.
+  pages of KV of one path as fit in as many bytes; one that begins in what goes first is freed with it.
 - The host drops first the checkpoints that only pass through, then what the SSD has, then the rest.
 """
 
@@ -45,8 +46,9 @@ class HiState(Cascade):
         order: MakeOrder,
         packed: bool = False,
     ) -> None:
-        """`packed`: KV takes on the SSD what it has, not whole records."""
-        self.extent_pages = 0 if packed else costs.state_bytes // costs.page_bytes
+        """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same."""
+        self.record_pages = costs.state_bytes // costs.page_bytes
+        self.extent_pages = 0 if packed else self.record_pages
         self.buffers = BUFFERS
         self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)
@@ -72,16 +74,27 @@ class HiState(Cascade):
         if end is None:
             return
         self.hold_state(end, Tier.DEVICE)
-        if answer and self.has_host and contents.locate(end)[0].kv >> Tier.HOST & 1:
-            self.hold_state(end, Tier.HOST)
+        if answer and self.has_host:
+            run, at = contents.locate(end)
+            kept = not self.has_ssd or contents.has_state(run, at, Tier.SSD)
+            if kept and run.kv >> Tier.HOST & 1:
+                self.hold_state(end, Tier.HOST)
+
+    def _ended_in_its_page(self, place: Place) -> None:
+        if self.contents.has_state(*self.contents.locate(place), Tier.DEVICE):
+            self._captured([place], place, answer=True)
 
     def _chunk_ended(self, place: Place) -> None:
         # SGLang puts the state after every chunk into its tree; on the device, that is, and nowhere else.
         self.hold_state(place, Tier.DEVICE)
 
+    def free_buffers(self) -> int:
+        """Buffers that may be written to the SSD from: an eighth of all, at least one, is left to reads."""
+        return max(self.buffers - self.links.writes_at(self.now_s) - max(1, self.buffers // 8), 0)
+
     def _with_buffers(self, places: list[Place]) -> list[Place]:
         """Keep as many as there are buffers: the last one, and of the others some that are evenly spread."""
-        free = max(self.buffers - self.links.writes_at(self.now_s), 0)
+        free = self.free_buffers()
         if len(places) <= free:
             return places
         self.captures["no_buffer"] += len(places) - free
@@ -133,4 +146,9 @@ class HiState(Cascade):
         return state is None or not state.tiers >> Tier.SSD & 1
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "captures": self.captures, "spilled_pages": self.spill.pages}
+        return {
+            **super().facts(),
+            "captures": self.captures,
+            "spilled_pages": self.spill.pages,
+            "spilled_records": self.spill.records,
+        }

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval.simulate.costs import PAGE_TOKENS
-from eval.workloads.sessions import Session, Turn
+from eval.workloads.sessions import Session, Turn, common
 
 Pages = tuple[int, ...]
 
@@ -57,21 +57,6 @@ class Job:
     def most_restored(self) -> int:
         """Pages that may be restored: at least one token of a prompt is always computed."""
         return (self.prompt_tokens - 1) // PAGE_TOKENS
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many names both begin with."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
-        return shorter
-    low, high = 0, shorter  # the first `low` are equal, the first `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class Naming:

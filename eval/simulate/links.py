@@ -15,16 +15,13 @@ class Link:
     latency_s: float = 0.0
     free_s: float = 0.0
     carried_bytes: int = 0
-    busy_s: float = 0.0
 
     def send(self, now_s: float, size_bytes: int) -> float:
         """Queue a transfer; return when its last byte has arrived (`now_s` if there is nothing to carry)."""
         if not size_bytes:
             return now_s
-        took = size_bytes / self.bytes_s
-        self.free_s = max(self.free_s, now_s) + took
+        self.free_s = max(self.free_s, now_s) + size_bytes / self.bytes_s
         self.carried_bytes += size_bytes
-        self.busy_s += took
         return self.free_s + self.latency_s
 
 

@@ -5,8 +5,9 @@ its KV becomes the child's. The lowest S = recency + alpha * FLOP efficiency goe
 candidates; FLOP efficiency is what a hit there saves beyond a hit at the node before it, over the bytes that go.
 
 Read into it here: efficiency counts from the checkpoint before, which is what remains to be hit; recency is the last
-hit of the very node; KV without a state behind it is good for nothing and goes first; alpha is fixed. The paper begins with alpha 0 and then tunes it by replaying recent requests
-with several values.
+hit of the very node; KV without a state behind it is good for nothing and goes before all others, which are scaled
+without it; alpha is fixed. The paper begins with alpha 0 and then tunes it by replaying recent requests with several
+values.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class FlopOrder:
 
     def _rank(self) -> None:
         self._at = self._contents.clock
-        found: list[tuple[State | Run, float, float]] = []
+        found: list[tuple[State, float, float]] = []
+        tails: list[State | Run] = []
         for run in self._contents.runs.values():
             if not run.kv & _DEVICE:
                 continue
@@ -73,12 +75,12 @@ class FlopOrder:
                 if state.tiers & _DEVICE and (page < len(run.pages) or below <= 1):
                     found.append((state, float(state.used), self._efficiency(state, not below)))
             if not below and len(run.pages) not in run.states:
-                found.append((run, 0.0, 0.0))
+                tails.append(run)
         times = _scaled([used for _, used, _ in found])
         saved = _scaled([efficiency for _, _, efficiency in found])
         scores = [time + self._alpha * share for time, share in zip(times, saved, strict=True)]
         order = sorted(range(len(found)), key=lambda index: (-scores[index], -index))
-        self._ranked = [found[index][0] for index in order]
+        self._ranked = [*(found[index][0] for index in order), *reversed(tails)]
 
     def _before(self, run: Run, page: int) -> int:
         """Pages up to the checkpoint before the one at `page`, 0 if there is none."""

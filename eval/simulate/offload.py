@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 from eval.simulate.contents import Place
-from eval.simulate.costs import PAGE_TOKENS
 from eval.simulate.radix import Run
 from eval.simulate.tiered import Tiered
 from sglang_histate.policy.placement import NO_COPIES, Copies, Room
@@ -51,22 +50,22 @@ class Cascade(Tiered):
         """Have a run's KV on the SSD; return whether it is there."""
         if run.kv >> Tier.SSD & 1:
             return True
-        size = self.contents.ssd_bytes(len(run.pages))
+        size = self.contents.kv_bytes(run)
         if not self.make_room(Tier.SSD, size, 0):
             return False
         self.contents.set_kv(run, Tier.SSD, True)
-        self.links.write_ssd(self.now_s, self.contents.kv_bytes(run))
+        self.links.write_ssd(self.now_s, size)
         return True
 
 
 class Through(Cascade):
     """SGLang's HiCache with write-through and a file backend: the SSD gets what the host gets.
 
-    `hicache-storage-prefetch-policy wait_complete`: a request waits for its reads; `prefetch-threshold` 256 tokens.
+    `hicache-storage-prefetch-policy wait_complete`: a request waits for its reads; `prefetch_threshold` one page, as on
+    the engine in this project's comparisons (SGLang's default is 256 tokens).
     """
 
     host_drops_copies = False
-    least_gain_pages = 256 // PAGE_TOKENS
 
     def _kept(self, runs: list[Run]) -> None:
         for run in runs:

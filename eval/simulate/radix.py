@@ -7,9 +7,13 @@ and removal by overriding `_added`, `_split` and `_removed`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from eval.simulate.jobs import Pages, common
+from eval.simulate.jobs import Pages
+from eval.workloads.sessions import common
+
+if TYPE_CHECKING:
+    from eval.simulate.extents import Piece
 
 
 class Run:
@@ -35,11 +39,11 @@ class Run:
         self.pages = pages
         self.children: dict[int, Run] = {}
         # What `contents` keeps here: tiers that have the KV as bits; checkpoints by how many of the run's pages
-        # they have read; what the SSD's KV lies in, with how many of its pages are this run's, first to last;
-        # how many requests need the run on the device and on the host.
+        # they have read; what the SSD has of it, first to last, which is all of it where `kv` says so; how many
+        # requests need the run on the device and on the host.
         self.kv = 0
         self.states: dict[int, State] = {}
-        self.extents: list[tuple[int, Extent]] = []
+        self.extents: list[Piece] = []
         self.device_locks = 0
         self.host_locks = 0
 
@@ -66,16 +70,6 @@ class State:
         self.page = page
         self.tiers = 0
         self.used = used
-
-
-class Extent:
-    """A record on the SSD with KV of one run, or of `runs` ones after splits."""
-
-    __slots__ = ("runs", "size_bytes")
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.runs = 1
 
 
 class Step(NamedTuple):

@@ -1,23 +1,24 @@
 """KV to the SSD ahead of need, as the server's `adapter.kv_spill` does it: cold host KV is copied before its room is wanted.
 
-Where few bytes of the host are free or *clean* (the SSD has them too, and the device has not), the next bundles of
-the ranking are copied, with what would go after them of the same trajectories, until enough are.
+Where few pages of the host are free or *clean* (the SSD has them too, and the device has not), the next bundles of
+the ranking are copied, with what would go after them of the same trajectories, until enough are. How many are enough,
+`sglang_histate.policy.reserve` says, as it does on the server.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eval.simulate.costs import PAGE_TOKENS
+from eval.simulate.extents import Part
 from eval.simulate.radix import Run
 from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.reserve import Reserve
 from sglang_histate.policy.units import Kind, Unit
 
 if TYPE_CHECKING:
     from eval.simulate.histate import HiState
-
-LOW_SHARE, HIGH_SHARE = 1 / 8, 1 / 4
-"""Of the host: below the first, free and clean bytes together are brought up to the second."""
 
 _CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
@@ -64,42 +65,68 @@ class CleanKv:
         return [one for one in (before, parent) if one is not None and one.parent is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`pages` pages of a path, from page `first` on, that the SSD does not have; the last is in `run`."""
+
+    run: Run
+    first: int
+    pages: int
+
+
 class Spill:
     """Called whenever room on the host has changed. Half of the store's buffers stay for captures and reads."""
 
     def __init__(self, system: HiState) -> None:
         self._system = system
+        space, self._page = system.contents.kv_space[Tier.HOST], system.contents.page_bytes
+        self._reserve = Reserve(max(space.limit // self._page, 1))
+        self._at_s, self._before, self._seen = 0.0, 0, 0
         self._refilling = False
         self._fruitless: tuple[int, int, int] | None = None
         self._woken_at = -1.0
         self.pages = 0
+        self.records = 0
 
     def plan(self) -> None:
         """Start copies if the reserve is low."""
-        system = self._system
-        space = system.contents.kv_space[Tier.HOST]
-        reserve = space.free + system.clean.size_bytes
-        if reserve >= space.limit * HIGH_SHARE:
+        self._count_step()
+        system, low, high = self._system, self._reserve.low, self._reserve.high
+        clock, free, clean = self._situation()
+        if free + clean >= high:
             self._refilling = False
-        elif reserve < space.limit * LOW_SHARE:
+        elif free + clean < low:
             self._refilling = True
-        situation = (system.contents.clock, space.free, system.clean.size_bytes)
-        if not self._refilling or self._fruitless == situation:
+        if not self._refilling or self._fruitless == (clock, free, clean):
             return
-        wanted = int(space.limit * HIGH_SHARE) - reserve
+        wanted = high - free - clean
         while wanted > 0:
             if not self._has_buffers():
                 self._wake()
                 return
             unit = system.kv_orders[Tier.HOST].victim(self._worth_it)
-            if unit is None:
-                self._fruitless = (system.contents.clock, space.free, system.clean.size_bytes)
+            started = None if unit is None else self._start(self._going(unit), wanted)
+            if started is None:
+                self._fruitless = self._situation()
                 return
-            wanted -= self._copy(self._going(unit), wanted)
+            wanted -= started
+
+    def _count_step(self) -> None:
+        """Tell the reserve what this step has taken of the host; all that happens at one time is one step."""
+        system, taken = self._system, self._system.contents.kv_space[Tier.HOST].taken
+        if system.now_s > self._at_s:
+            self._at_s, self._before = system.now_s, self._seen
+        self._seen = taken
+        self._reserve.step((taken - self._before) // self._page, system.contents.clock)
+
+    def _situation(self) -> tuple[int, int, int]:
+        """Return the clock, and how many pages of the host are free and how many are clean."""
+        system = self._system
+        free = system.contents.kv_space[Tier.HOST].free // self._page
+        return system.contents.clock, free, system.clean.size_bytes // self._page
 
     def _has_buffers(self) -> bool:
-        system = self._system
-        return system.links.writes_at(system.now_s) < system.buffers // 2
+        return self._system.free_buffers() > self._system.buffers // 2
 
     def _wake(self) -> None:
         """Go on when the next write has ended."""
@@ -135,15 +162,49 @@ class Spill:
             above = above.parent
         return [run for run in runs if not run.kv >> Tier.SSD & 1]
 
-    def _copy(self, runs: list[Run], wanted: int) -> int:
-        """Copy runs while there are buffers; return how many bytes that is. At least the first one is tried."""
-        system, contents, copied = self._system, self._system.contents, 0
+    def _start(self, runs: list[Run], wanted: int) -> int | None:
+        """Copy what the SSD does not have of the runs while there are buffers; return how many pages that is.
+
+        A record goes on over the end of a run where the one after has to go too. None: the SSD has no room.
+        """
+        most, started = self._system.record_pages, 0
+        for stretch in self._stretches(runs):
+            # Cut from the start, so that what the session gets next continues the last one; deepest first, as they go.
+            for first in reversed(range(stretch.first, stretch.first + stretch.pages, most)):
+                if started >= wanted or not self._has_buffers():
+                    return started
+                pages = min(most, stretch.first + stretch.pages - first)
+                if not self._write(stretch.run, first, pages):
+                    return None
+                started += pages
+        return started
+
+    def _stretches(self, runs: list[Run]) -> list[Stretch]:
+        """Return the longest stretches that the SSD does not have, the deepest first."""
+        found: list[Stretch] = []
         for run in runs:
-            if copied >= wanted or not self._has_buffers():
+            for _, at, pages in reversed(self._system.contents.extents.missing(run)):
+                first = run.start + at
+                if found and found[-1].first == first + pages:
+                    found[-1] = Stretch(found[-1].run, first, found[-1].pages + pages)
+                else:
+                    found.append(Stretch(run, first, pages))
+        return found
+
+    def _write(self, run: Run, first: int, pages: int) -> bool:
+        """Copy one record, pages of the path to `run`; return whether the SSD has room for it."""
+        system, contents = self._system, self._system.contents
+        if not system.make_room(Tier.SSD, contents.extents.size_bytes(pages), 0):
+            return False
+        parts = []
+        for one in run.path():
+            begin, end = max(first, one.start), min(first + pages, one.end)
+            if begin < end:
+                parts.append(Part(one, begin - one.start, end - begin))
+            if one.start <= first:
                 break
-            if run.parent is None or not system.write_kv(run):
-                break
-            copied += contents.kv_bytes(run)
-            self.pages += len(run.pages)
-        # Nothing could be written: the caller must not ask for the same unit for ever.
-        return copied or wanted
+        contents.add_record(parts[::-1])
+        system.links.write_ssd(system.now_s, pages * self._page)
+        self.pages += pages
+        self.records += 1
+        return True

@@ -31,6 +31,7 @@ class Tiered:
     """`halves`: device and host give one half to KV and one to states, else both share all of it."""
 
     extent_pages = 0
+    """Pages of KV for which the SSD has records, each as large as a checkpoint; 0: KV takes there what it has."""
     host_overhead_bytes = 0
     """Of the host's budget, not for prefixes."""
     least_gain_pages = 1
@@ -61,7 +62,7 @@ class Tiered:
             name, split = tier.name.lower(), halves and tier is not Tier.SSD
             kv.append(Space(f"{name} KV" if split else name, max(limit, 0) // (2 if split else 1)))
             states.append(Space(f"{name} states", kv[tier].limit) if split else kv[tier])
-        self.contents = Contents(costs, kv, states, self.extent_pages)
+        self.contents = Contents(costs, kv, states, bool(self.extent_pages))
         self.has_host, self.has_ssd = kv[Tier.HOST].limit > 0, kv[Tier.SSD].limit > 0
         self.kv_orders: list[Order] = []
         self.state_orders: list[Order] = []
@@ -92,6 +93,9 @@ class Tiered:
 
     def _chunk_ended(self, place: Place) -> None:
         """A chunk that does not end the prompt has ended here, and its state is at hand."""
+
+    def _ended_in_its_page(self, place: Place) -> None:
+        """An answer has ended that completes no page: the prompt's end is the last that there is."""
 
     def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
         """A unit is about to leave a tier: the checkpoint at `place`, if any, and the KV of `runs`, the deepest first."""
@@ -179,9 +183,11 @@ class Tiered:
         more = len(pages) > len(visit.job.prompt)
         self._grow(visit, pages, len(pages))
         self._give_back(visit, *visit.room)
+        assert visit.run is not None
         if more:
             self._publish(visit, [len(pages)], len(pages), answer=True)
-        assert visit.run is not None
+        elif pages:
+            self._ended_in_its_page((visit.run, len(pages)))
         self.contents.unlock(visit.run.path())
 
     def facts(self) -> dict[str, Any]:

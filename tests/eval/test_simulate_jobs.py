@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from eval.simulate.jobs import Naming, common
+from eval.simulate.jobs import Naming
 from eval.simulate.loop import ClosedLoop
 from eval.workloads.order import closed_loop
-from eval.workloads.sessions import Agent, Session, Turn
+from eval.workloads.sessions import Agent, Session, Turn, common
 
 
 def turn(tokens: int, output: int, blocks: tuple[int, ...], gap_s: float = 0.0) -> Turn:

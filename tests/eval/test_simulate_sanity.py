@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 from simulate_traces import COSTS, PLENTY, build, serve, sessions, tight
@@ -35,8 +36,12 @@ def check(contents: Contents, idle: bool) -> None:
             assert contents.tree.has_kv(run.id, tier) == here
             if here and tier is not Tier.SSD:
                 used[id(contents.kv_space[tier])] += contents.kv_bytes(run)
-        assert sum(pages for pages, _ in run.extents) == (len(run.pages) if run.kv >> Tier.SSD & 1 else 0)
-        extents |= {extent for _, extent in run.extents}
+        assert contents.extents.covered(run) == bool(run.kv >> Tier.SSD & 1)
+        assert sum(part.pages for part in contents.extents.missing(run)) == len(run.pages) - sum(
+            piece.pages for piece in run.extents
+        )
+        assert all(piece.extent.runs.count(run) == 1 for piece in run.extents)
+        extents |= {piece.extent for piece in run.extents}
         for page, state in run.states.items():
             assert (state.run, state.page) == (run, page) and 0 < page <= len(run.pages)
             for tier in TIERS:
@@ -48,6 +53,9 @@ def check(contents: Contents, idle: bool) -> None:
         if idle:
             assert not run.device_locks and not run.host_locks
     used[id(contents.kv_space[Tier.SSD])] += sum(extent.size_bytes for extent in extents)
+    for extent in extents:  # all on one path, the uppermost first
+        for above, below in pairwise(extent.runs):
+            assert above in below.path()
     if idle:
         for space in (*contents.kv_space, *contents.state_space):
             assert space.used == used[id(space)] and not space.pinned
