@@ -13,7 +13,16 @@ from eval.internal_hits.budgets import (
     histate_holdings,
     stock_holdings,
 )
-from eval.internal_hits.systems import HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, Setup, command_line, shown
+from eval.internal_hits.systems import (
+    HICACHE,
+    HISTATE,
+    HISTATE_NONE,
+    NO_CACHE,
+    STOCK,
+    Setup,
+    command_line,
+    shown,
+)
 
 STATUS: dict[str, Any] = {
     "config": {"ssd_size_bytes": 64 << 20},
@@ -104,3 +113,11 @@ def test_default_chunk_model_and_extra_flags(tmp_path: Any) -> None:
     assert "--chunked-prefill-size" not in text and "--demo" not in text
     assert "--model-path models/x" in text and text.endswith("--tp-size 2")
     assert text.startswith("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=")
+
+
+def test_every_system_with_states_finds_the_end_of_an_answer_to_within_a_page(tmp_path) -> None:
+    """HiState's launcher sets the flag unasked."""
+    for name in (HICACHE, STOCK):
+        arguments, _ = command_line(name, setup(tmp_path))
+        assert arguments[arguments.index("--mamba-track-interval") + 1] == "64"
+    assert "--mamba-track-interval" not in command_line(NO_CACHE, setup(tmp_path))[0]
