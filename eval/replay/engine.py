@@ -34,6 +34,8 @@ from eval.servers import Server, ServerFailed
 
 START_TIMEOUT_S = 900.0
 _WARM_UP = (2048, 512, 65)
+# What a server counts from its start: unknown of a run that another server began.
+_COUNTED = ("counters", "recomputed_with_kv_tokens", "intervals", "status")
 Say = Callable[[str], None]
 
 
@@ -75,6 +77,8 @@ def started(system: System, setup: Setup, log: str, say: Say) -> Iterator[Runnin
 def replay_system(system: System, setup: Setup, run: RunFacts, path: Path, work: Work, say: Say) -> None:
     """Start `system`, send everything that `path` does not have yet, and write it there.
 
+    What a server counts as a whole is None in the facts if another one answered a part of the requests.
+
     Raises:
         ServerFailed, Unusable, AskFailed, ServerGone: it did not start or failed, or cannot be measured.
         RecordsError: `path` has records of something else.
@@ -103,12 +107,16 @@ def replay_system(system: System, setup: Setup, run: RunFacts, path: Path, work:
             "load": {"before": load, "after": host.load()},
             **server_facts(system, counters, running.counters()),
         }
-        if system.has_disk:
-            facts["ssd_written_bytes"] = None if written is None or after is None else after - written
-        else:
+        if not system.has_disk:
             facts["ssd_written_bytes"] = 0
+        elif written is None or after is None or kept.records:
+            facts["ssd_written_bytes"] = None
+        else:
+            facts["ssd_written_bytes"] = after - written
         if system.has_histate:
             facts["status"] = running.server.status()
+        if kept.records:
+            facts |= {name: None for name in _COUNTED if name in facts}
         if facts["unequal_bytes"]:
             say(f"warning: {system.name} holds other bytes than asked for, {facts['unequal_bytes']}")
         growing.finish({**facts, **_end_facts(growing.records, len(kept.records))})

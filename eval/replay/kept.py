@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,9 @@ from typing import Any
 
 from eval.records import Record, RecordsError, RecordWriter, RunFacts, read_run
 from eval.replay.requests import SessionRequests
+
+# Facts that may differ between the two parts of a run that was interrupted.
+_FREE = ("machine", "round", "position")
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,15 @@ class Kept:
 def keep(path: Path, run: RunFacts, sessions: Sequence[SessionRequests]) -> Kept:
     """Read what is in `path`, if there is such a file. A session whose requests are all there, failed or not, is complete.
 
+    `run` has the facts that are known before it.
+
     Raises:
-        RecordsError: the file is none of these requests and this system.
+        RecordsError: the file is no records, or of another system, other requests or other settings.
     """
     if not path.exists():
         return Kept((), tuple(sessions))
     found, records = read_run(path)
-    for name in ("system", "workload"):
-        if getattr(found, name) != getattr(run, name):
-            raise RecordsError(
-                f"{path}: records of {name} {getattr(found, name)!r}, not {getattr(run, name)!r}: --resume needs the "
-                "options of the run that was interrupted; give another --out, or leave --resume away"
-            )
+    _check_same(path, found, run)
     there = {record.key for record in records}
     whole = {
         session.name
@@ -49,6 +50,31 @@ def keep(path: Path, run: RunFacts, sessions: Sequence[SessionRequests]) -> Kept
         tuple(record for record in records if record.session in whole),
         tuple(session for session in sessions if session.name not in whole),
     )
+
+
+def complete(path: Path, run: RunFacts) -> bool:
+    """Say whether `path` has the whole of this run.
+
+    Raises:
+        RecordsError: as in `keep`.
+    """
+    if not path.exists():
+        return False
+    found, _ = read_run(path)
+    _check_same(path, found, run)
+    return bool(found.facts.get("complete"))
+
+
+def _check_same(path: Path, found: RunFacts, run: RunFacts) -> None:
+    wanted = json.loads(json.dumps(run.facts))  # as a file has them: lists, no tuples
+    pairs = [(name, getattr(found, name), getattr(run, name)) for name in ("system", "workload")]
+    pairs += [(name, found.facts.get(name), value) for name, value in wanted.items() if name not in _FREE]
+    for name, there, here in pairs:
+        if there != here:
+            raise RecordsError(
+                f"{path}: recorded with {name} {there!r}, not {here!r}: --resume needs the options of the run that was "
+                "interrupted; give another --out, or leave --resume away"
+            )
 
 
 class GrowingRun:

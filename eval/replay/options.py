@@ -9,7 +9,7 @@ from pathlib import Path
 from eval.arguments import positive, size_bytes
 from eval.replay.requests import PAGE, Shape
 from eval.replay.sending import Pace
-from eval.replay.systems import PAPER_SHARES, SYSTEMS, Bytes
+from eval.replay.systems import CHUNK, PAPER_SHARES, SYSTEMS, Bytes, scaled
 from eval.replay.workload import NAMES, TRACES, Selection
 from eval.workloads.load import FORMATS
 from eval.workloads.select import HELP as STEPS
@@ -20,7 +20,10 @@ DEFAULT_SYSTEMS = "histate,hicache"
 
 @dataclass(frozen=True)
 class Options:
-    """What to run. `sizes`: budgets in bytes by name, those given; `url`: a server that runs already."""
+    """What to run. `sizes`: budgets in bytes by name, those given; `url`: a server that runs already.
+
+    `chunk`: tokens as sent, None for `CHUNK` recorded ones.
+    """
 
     selection: Selection
     shape: Shape
@@ -30,7 +33,7 @@ class Options:
     minutes: float | None
     model: str | None
     running: int
-    chunk: int
+    chunk: int | None
     budget_factor: float
     sizes: dict[str, int]
     inflight: int
@@ -41,6 +44,10 @@ class Options:
     resume: bool
     server_args: tuple[str, ...]
     save_trace: Path | None = None
+
+    def chunk_at(self, scale: float) -> int:
+        """Return the prefill chunk, in tokens, where `scale` tokens are sent for a recorded one."""
+        return scaled(CHUNK, scale) if self.chunk is None else self.chunk
 
     def bytes_from(self, proportional: Bytes) -> Bytes:
         """Return the budgets: those given, else `proportional` ones times the factor."""
@@ -169,7 +176,14 @@ def _servers(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--running", type=positive, default=8, metavar="N", help="most requests in a batch (%(default)s)"
     )
-    group.add_argument("--chunk", type=positive, default=8192, help="prefill chunk (%(default)s tokens)")
+    group.add_argument(
+        "--chunk",
+        type=positive,
+        metavar="N",
+        help=f"prefill chunk in tokens as sent ({CHUNK} recorded tokens, scaled as prompts are: {CHUNK} x tokens per block / "
+        f"recorded block in whole pages of {PAGE}, at least one; "
+        f"{scaled(CHUNK, 4 / 64)} for 4 tokens a block of 64)",
+    )
     device, cpu, disk = (f"{100 * share:.1f}" for share in PAPER_SHARES)
     group.add_argument(
         "--budget-factor",
@@ -217,6 +231,8 @@ def parse(argv: list[str] | None = None) -> Options:
         made.error(f"--systems {given.systems}: name each once; --repeats runs them again")
     if PAGE % given.tokens_per_block:
         made.error(f"--tokens-per-block {given.tokens_per_block} does not divide the page of {PAGE} tokens")
+    if given.chunk is not None and given.chunk % PAGE:
+        made.error(f"--chunk {given.chunk}: must be whole pages of {PAGE} tokens")
     for flag in ("cap", "ramp", "first_id"):
         if getattr(given, flag) < 0:
             made.error(f"--{flag.replace('_', '-')} {getattr(given, flag)}: must not be negative")

@@ -91,8 +91,12 @@ class Shape:
     live: int = 24
     recorded_outputs: bool = True
 
+    def scale_of_tokens(self, session: Session) -> float:
+        """Return how many tokens are sent for a recorded one."""
+        return self.tokens_per_block / session.block_tokens
+
     def scale_of_time(self, session: Session) -> float:
-        return self.tokens_per_block / session.block_tokens if self.time_scale is None else self.time_scale
+        return self.scale_of_tokens(session) if self.time_scale is None else self.time_scale
 
     def pause_s(self, recorded_s: float, session: Session) -> float:
         return min(recorded_s, self.longest_gap_s) * self.scale_of_time(session)

@@ -14,12 +14,13 @@ from typing import Any
 from eval.eviction.budgets import DEMO_UNITS
 from eval.internal_hits import machine as host
 from eval.internal_hits.budgets import Units
-from eval.records import RecordsError, RunFacts, read_run
+from eval.records import RunFacts
 from eval.replay.engine import Work, learn_units, replay_system, replay_url
+from eval.replay.kept import complete
 from eval.replay.options import Options
 from eval.replay.probe import find
 from eval.replay.requests import SessionRequests, build, digest, working_set
-from eval.replay.systems import SYSTEMS, Bytes, in_proportion, setup_of, split, start_only
+from eval.replay.systems import SYSTEMS, Bytes, System, in_proportion, scaled, setup_of, split, start_only
 from eval.replay.trace import as_sent
 from eval.replay.workload import load
 from eval.workloads.save import saved
@@ -39,11 +40,15 @@ class Planned:
 
 @dataclass(frozen=True)
 class Workload:
-    """What every run of the command sends. `name` is equal only for equal requests."""
+    """What every run of the command sends. `name` is equal only for equal requests.
+
+    `scale`: tokens sent for a recorded one; the largest where the sessions' blocks differ in size.
+    """
 
     name: str
     sessions: Sequence[SessionRequests]
     different_tokens: int
+    scale: float
 
     def text(self) -> str:
         requests = [request for session in self.sessions for request in session.all_requests()]
@@ -97,7 +102,8 @@ def prepare(options: Options) -> Workload:
         f"{options.selection.name}; {shape.tokens_per_block} tokens a block, {answers}; {pace.live} live{ramp}, pauses "
         f"up to {shape.longest_gap_s:g} s, scaled {scale}; {digest(sessions)}"
     )
-    return Workload(name, sessions, working_set(sessions, shape.recorded_outputs))
+    tokens = max(shape.scale_of_tokens(session) for session in recorded)
+    return Workload(name, sessions, working_set(sessions, shape.recorded_outputs), tokens)
 
 
 def plan(systems: Sequence[str], repeats: int, out: Path) -> Iterator[Planned]:
@@ -127,7 +133,17 @@ def run_all(options: Options, workload: Workload, command: str, say: Say) -> lis
     given, units = _budgets(options, workload, say)
     longest = max(len(one.prompt) + len(one.output) for s in workload.sessions for one in s.all_requests())
     budgets = split(given, units, longest, options.running)
-    facts |= {"budgets": asdict(given), "flags": asdict(budgets), "units": asdict(units)}
+    chunk = options.chunk_at(workload.scale)
+    facts |= {
+        "model": options.model or "demo",
+        "running_requests": options.running,
+        "chunk_tokens": chunk,
+        "chunk_recorded_tokens": round(chunk / workload.scale),
+        "server_args": list(options.server_args),
+        "budgets": asdict(given),
+        "flags": asdict(budgets),
+        "units": asdict(units),
+    }
     paths: list[Path] = []
     limit = Limit(options.minutes)
     for planned in plan(options.systems, options.repeats, options.out):
@@ -136,7 +152,11 @@ def run_all(options: Options, workload: Workload, command: str, say: Say) -> lis
             break
         system = SYSTEMS[planned.system]
         paths.append(planned.path)
-        if options.resume and _complete(planned.path):
+        more = _facts_of(system, workload) | {"round": planned.round, "position": planned.position}
+        run = RunFacts(
+            system.name, "engine", workload.name, str(facts["machine"]["commit"]), command, facts | more
+        )
+        if options.resume and complete(planned.path, run):
             say(f"{planned.path} is complete")
             continue
         setup = setup_of(
@@ -146,13 +166,10 @@ def run_all(options: Options, workload: Workload, command: str, say: Say) -> lis
             model=options.model,
             work_dir=options.out / "servers",
             running=options.running,
-            chunk=options.chunk,
+            chunk=chunk,
+            scale=workload.scale,
             recorded=work.recorded,
             extra=options.server_args,
-        )
-        more = {"description": system.description, "round": planned.round, "position": planned.position}
-        run = RunFacts(
-            system.name, "engine", workload.name, str(facts["machine"]["commit"]), command, facts | more
         )
         replay_system(system, setup, run, planned.path, work, say)
     return paths
@@ -164,9 +181,10 @@ def _run_url(
     target = asyncio.run(find(url, options.model))
     more = {
         "url": url,
-        "model": target.model,
+        # A server's own name for its model: two servers may name one model differently.
+        "served_model": target.model,
         "sglang": target.sglang,
-        "tiers": "as the server tells" if target.sglang else "not told: all hits are counted as device",
+        "tiers": "as the server counts" if target.sglang else "not told: all hits are counted as device",
     }
     run = RunFacts(
         options.label, "engine", workload.name, str(facts["machine"]["commit"]), command, facts | more
@@ -181,7 +199,11 @@ def _budgets(options: Options, workload: Workload, say: Say) -> tuple[Bytes, Uni
         units = Units(DEMO_UNITS.kv_token, DEMO_UNITS.checkpoint)
     else:
         setup = start_only(
-            options.model, options.out / "servers", options.chunk, options.inflight, options.server_args
+            options.model,
+            options.out / "servers",
+            options.chunk_at(workload.scale),
+            options.inflight,
+            options.server_args,
         )
         units = learn_units(SYSTEMS["histate"], setup, say)
     kv_bytes = round(workload.different_tokens * units.kv_bytes_per_token)
@@ -192,7 +214,6 @@ def _facts(options: Options) -> dict[str, Any]:
     shape, pace = options.shape, options.pace
     return {
         "machine": host.describe(),
-        "model": options.model or "demo",
         "loop": "closed: the next turn of a session is eligible at the end of its last answer plus the pause; parents "
         "wait for their agents",
         "live_sessions": pace.live,
@@ -203,16 +224,11 @@ def _facts(options: Options) -> dict[str, Any]:
         "outputs": "recorded tokens, forced by a logit processor"
         if shape.recorded_outputs
         else "free, of the recorded length: the ends of answers match no later prompt",
-        "running_requests": options.running,
-        "chunk_tokens": options.chunk,
     }
 
 
-def _complete(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        run, _ = read_run(path)
-    except RecordsError:
-        return False
-    return bool(run.facts.get("complete"))
+def _facts_of(system: System, workload: Workload) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": system.description}
+    if system.interval is not None:
+        found["interval_tokens"] = scaled(system.interval, workload.scale)
+    return found

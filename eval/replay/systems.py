@@ -12,17 +12,34 @@ from eval.internal_hits.systems import Setup
 from eval.replay.recorded_tokens import SERVER_FLAG
 from eval.replay.requests import PAGE
 
-FIXED_BLOCKS = 32
+# Recorded tokens: both shrink as prompts do, else no replayed prompt would have an end of a chunk in it.
+CHUNK = 8192
+FIXED_INTERVAL = 2048
+
+
+def scaled(recorded: int, scale: float) -> int:
+    """Return `recorded` tokens as sent, `scale` tokens for each, in whole pages and at least one."""
+    return max(round(recorded * scale / PAGE), 1) * PAGE
 
 
 @dataclass(frozen=True)
 class System:
-    """`base` names the command line of `eval.internal_hits.systems` that `flags` are added to."""
+    """`base` names the command line of `eval.internal_hits.systems` that `flags` are added to.
+
+    `interval`: recorded tokens between fixed checkpoints, None for a system without.
+    """
 
     name: str
     base: str
     flags: tuple[str, ...]
     description: str
+    interval: int | None = None
+
+    def flags_at(self, scale: float) -> tuple[str, ...]:
+        """Return the flags where so many tokens are sent for a recorded one."""
+        if self.interval is None:
+            return self.flags
+        return (*self.flags, "--histate-interval", f"fixed:{scaled(self.interval, scale)}")
 
     @property
     def has_histate(self) -> bool:
@@ -37,8 +54,8 @@ class System:
         return self.base != servers.NO_CACHE
 
 
-def _histate(name: str, flags: tuple[str, ...], description: str) -> System:
-    return System(name, servers.HISTATE, flags, description)
+def _histate(name: str, flags: tuple[str, ...], description: str, interval: int | None = None) -> System:
+    return System(name, servers.HISTATE, flags, description, interval)
 
 
 # What SGLang's users get by default on the device: states have 0.9 times the bytes of KV (--mamba-full-memory-ratio).
@@ -63,8 +80,8 @@ SYSTEMS = {
             "stock",
             servers.STOCK,
             (),
-            "stock SGLang without offload: states at prompt and answer ends and where a second prompt was seen to "
-            "branch off, as Marconi saves them; unlike Marconi it evicts by LRU, not by FLOPs saved per byte",
+            "stock SGLang without offload: states at prompt, chunk and answer ends, tracked at every page of an answer, "
+            "and where a second prompt was seen to branch off; evicts by LRU, where Marconi weighs FLOPs saved per byte",
         ),
         System("nocache", servers.NO_CACHE, (), "stock SGLang without a prefix cache"),
         _histate("histate-lru", ("--histate-eviction", "lru"), _ABLATION + "eviction by last access"),
@@ -80,8 +97,9 @@ SYSTEMS = {
         ),
         _histate(
             "histate-fixed",
-            ("--histate-interval", f"fixed:{FIXED_BLOCKS * PAGE}"),
-            _ABLATION + f"a checkpoint every {FIXED_BLOCKS} pages of {PAGE} tokens",
+            (),
+            _ABLATION + f"a checkpoint every {FIXED_INTERVAL} recorded tokens, scaled as the prompts are",
+            FIXED_INTERVAL,
         ),
         _histate(
             "histate-none", ("--histate-interval", "none"), _ABLATION + "no checkpoints inside a prompt"
@@ -149,7 +167,7 @@ def split(given: Bytes, units: Units, longest: int, running: int) -> Budgets:
 
 def start_only(model: str, work_dir: Path, chunk: int, inflight: int, extra: Sequence[str]) -> Setup:
     """Return a setup of HiState that is large enough to start, whatever a token of KV takes."""
-    budgets = Budgets(2 * chunk, 32, 2.0, inflight, max(4 * inflight, 1 << 30))
+    budgets = Budgets(2 * max(chunk, CHUNK), 32, 2.0, inflight, max(4 * inflight, 1 << 30))
     return Setup(model, chunk, budgets, work_dir, extra=tuple(extra))
 
 
@@ -162,11 +180,13 @@ def setup_of(
     work_dir: Path,
     running: int,
     chunk: int,
+    scale: float,
     recorded: bool,
     extra: Sequence[str] = (),
 ) -> Setup:
     """Return how a system is started: the same pools, pages, batch and chunks for all.
 
+    `chunk` is in tokens as sent, `scale` of them for a recorded one.
     Of HiState's one pool one state's bytes are where kernels write for padding rows; stock pools have that in addition
     to their size. So HiState is given one state more, and no more host memory for it.
     """
@@ -190,4 +210,4 @@ def setup_of(
         *((SERVER_FLAG,) if recorded else ()),
     )
     setup = Setup(model, chunk, budgets, work_dir, reference, units)
-    return replace(setup, extra=(*shared, *system.flags, *extra))
+    return replace(setup, extra=(*shared, *system.flags_at(scale), *extra))

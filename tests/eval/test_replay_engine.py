@@ -101,7 +101,8 @@ def replayed(
         model=None,
         work_dir=tmp_path / "servers",
         running=2,
-        chunk=8192,
+        chunk=512,
+        scale=1 / 16,
         recorded=True,
     )
     path = tmp_path / "run.jsonl"
@@ -159,6 +160,46 @@ def test_a_run_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     assert [body["prompt"][0] for body in script.bodies[-2:]] == [1, 1]
     assert len(records) == 6
     assert run.facts["resumed_requests"] == 4
+    assert run.facts["ssd_written_bytes"] == 0  # it has no disk, in both parts
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_a_server_counts_is_not_told_of_a_run_that_another_one_began(
+    resumed, tmp_path, monkeypatch
+) -> None:
+    nothing = {"used": 0}
+    tiers = {
+        "device": {"one_pool": True, "total_bytes": 1, "kv": nothing},
+        "host": {"arena_bytes": 1, "inflight": {"total_bytes": 1}, "kv": nothing, "states": nothing},
+        "ssd": {"checkpoints": nothing},
+    }
+
+    def status(self: FakeServer) -> dict[str, Any]:
+        counters = {
+            "recomputed_tokens_with_kv_total": len(self.script.bodies),
+            "intervals_chosen_total": {"256": len(self.script.bodies)},
+        }
+        inflight = dict.fromkeys(("writes", "reads", "fault_ins", "records_free", "records_total"), 0)
+        config = {"ssd_size_bytes": 1}
+        units = {"kv_bytes_per_token": 512, "checkpoint_bytes": 62976}
+        return {"counters": counters, "inflight": inflight, "tiers": tiers, "config": config, **units}
+
+    monkeypatch.setattr(FakeServer, "status", status, raising=False)
+    monkeypatch.setattr("eval.internal_hits.systems._SETTLED_S", 0.05)
+    path = replayed("histate", Script(), tmp_path, monkeypatch)
+    if resumed:
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"session":"s1"' not in line))
+        path = replayed("histate", Script(), tmp_path, monkeypatch, resume=True)
+    facts = read_run(path)[0].facts
+    names = {"counters", "recomputed_with_kv_tokens", "intervals", "status", "ssd_written_bytes"}
+    assert names <= set(facts)
+    if resumed:
+        assert {name: facts[name] for name in names} == dict.fromkeys(names)
+    else:
+        assert facts["recomputed_with_kv_tokens"] == 6
+        assert facts["intervals"] == {"256": 6}
+        assert isinstance(facts["ssd_written_bytes"], int)
 
 
 def test_units_are_asked_of_a_server_that_tells_them(tmp_path, monkeypatch) -> None:

@@ -9,20 +9,20 @@ import pytest
 from eval.eviction.budgets import DEMO_UNITS
 from eval.internal_hits.budgets import Units
 from eval.internal_hits.systems import command_line
-from eval.records import Record, RunFacts
+from eval.records import Record, RecordsError, RunFacts
 from eval.replay import machine
 from eval.replay.engine import difference_of, server_facts
-from eval.replay.kept import GrowingRun
+from eval.replay.kept import GrowingRun, complete
 from eval.replay.options import parse
 from eval.replay.recorded_tokens import SERVER_FLAG
-from eval.replay.rounds import Limit, _complete, plan
-from eval.replay.systems import SYSTEMS, Bytes, TooSmall, in_proportion, setup_of, split
+from eval.replay.rounds import Limit, plan
+from eval.replay.systems import SYSTEMS, Bytes, TooSmall, in_proportion, scaled, setup_of, split, start_only
 
 UNITS = Units(DEMO_UNITS.kv_token, DEMO_UNITS.checkpoint)
 GIVEN = Bytes(8 << 20, 20 << 20, 30 << 20, 2 << 20)
 
 
-def flags(name: str, tmp_path: Path, recorded: bool = True) -> list[str]:
+def flags(name: str, tmp_path: Path, recorded: bool = True, scale: float = 1 / 16) -> list[str]:
     budgets = split(GIVEN, UNITS, 4096, 4)
     setup = setup_of(
         SYSTEMS[name],
@@ -31,7 +31,8 @@ def flags(name: str, tmp_path: Path, recorded: bool = True) -> list[str]:
         model=None,
         work_dir=tmp_path,
         running=4,
-        chunk=8192,
+        chunk=512,
+        scale=scale,
         recorded=recorded,
     )
     return command_line(SYSTEMS[name].base, setup)[0]
@@ -48,7 +49,7 @@ def test_every_system_has_the_same_pools_batch_and_chunks(name, tmp_path) -> Non
     for flag, wanted in (
         ("--page-size", "64"),
         ("--max-running-requests", "4"),
-        ("--chunked-prefill-size", "8192"),
+        ("--chunked-prefill-size", "512"),
     ):
         assert value(command, flag) == wanted
     kv = int(value(command, "--max-total-tokens")) * UNITS.kv_bytes_per_token
@@ -84,7 +85,7 @@ def test_host_and_disk_bytes_are_equal_too(tmp_path) -> None:
         ("histate-lru", "--histate-eviction", "lru"),
         ("histate-lru-refresh", "--histate-eviction", "lru-refresh"),
         ("histate-align", "--histate-interval", "align"),
-        ("histate-fixed", "--histate-interval", "fixed:2048"),
+        ("histate-fixed", "--histate-interval", "fixed:128"),
         ("histate-none", "--histate-interval", "none"),
     ],
 )
@@ -93,6 +94,40 @@ def test_an_ablation_is_one_flag_away(name, flag, wanted, tmp_path) -> None:
     assert value(command, flag) == wanted
     at = command.index(flag)
     assert command[:at] + command[at + 2 :] == flags("histate", tmp_path)
+
+
+def test_stock_servers_find_the_ends_of_answers_as_histate_s_launcher_does(tmp_path) -> None:
+    for name in ("stock", "hicache"):
+        assert value(flags(name, tmp_path), "--mamba-track-interval") == "64"
+        assert "tracked at every page of an answer" in SYSTEMS[name].description
+    for name in ("histate", "nocache"):
+        assert "--mamba-track-interval" not in flags(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "scale", "sent"),
+    [
+        (8192, 1.0, 8192),
+        (8192, 4 / 64, 512),
+        (8192, 4 / 512, 64),
+        (8192, 1 / 512, 64),
+        (8192, 4 / 16, 2048),
+        (2048, 4 / 64, 128),
+        (2048, 64 / 64, 2048),
+        (1000, 1.0, 1024),
+    ],
+)
+def test_lengths_of_servers_shrink_as_prompts_do_in_whole_pages(recorded, scale, sent) -> None:
+    assert scaled(recorded, scale) == sent
+
+
+def test_a_fixed_interval_shrinks_as_prompts_do(tmp_path) -> None:
+    assert value(flags("histate-fixed", tmp_path, scale=1.0), "--histate-interval") == "fixed:2048"
+
+
+def test_a_server_that_only_starts_has_room_whatever_the_chunk(tmp_path) -> None:
+    assert start_only("m", tmp_path, 64, 1 << 20, ()).budgets.device_kv_tokens == 2 * 8192
+    assert start_only("m", tmp_path, 16384, 1 << 20, ()).budgets.device_kv_tokens == 2 * 16384
 
 
 def test_budgets_are_in_the_paper_s_proportion() -> None:
@@ -123,15 +158,16 @@ def test_rounds_alternate() -> None:
 
 
 def test_only_a_finished_run_is_complete(tmp_path) -> None:
-    path = tmp_path / "a.jsonl"
-    assert not _complete(path)
-    growing = GrowingRun(path, RunFacts("a", "engine", "w", "c", "x"), ())
+    path, run = tmp_path / "a.jsonl", RunFacts("a", "engine", "w", "c", "x")
+    assert not complete(path, run)
+    growing = GrowingRun(path, run, ())
     growing.add(Record("s", "", 0, 0, 0, 1, 2, 70, 3, {}, "", None, 64, False))
-    assert not _complete(path)
+    assert not complete(path, run)
     growing.finish({"complete": True})
-    assert _complete(path)
+    assert complete(path, run)
     path.write_text("no records")
-    assert not _complete(path)
+    with pytest.raises(RecordsError, match=r"a\.jsonl:1"):
+        complete(path, run)
 
 
 def test_counters_are_those_of_the_replay_alone() -> None:
@@ -171,6 +207,7 @@ def test_the_page_cache_is_dropped_or_said_not_to_be(tmp_path, monkeypatch) -> N
         (["--systems", "histate,other"], "other is not one of histate, hicache"),
         (["--systems", "histate,histate"], "name each once"),
         (["--tokens-per-block", "5"], "does not divide the page of 64"),
+        (["--chunk", "100"], "--chunk 100: must be whole pages of 64 tokens"),
         (["--cap", "-1"], "--cap -1.0: must not be negative"),
         (["--budget-factor", "0"], "--budget-factor 0: must be above 0"),
         (["--live", "0"], "not a positive number"),
