@@ -18,6 +18,7 @@ Key = tuple[str, str, int]
 ORDER = (
     "infinite",
     "histate",
+    "histate-packed",
     "histate-lru",
     "histate-lru-refresh",
     "histate-align",
@@ -27,6 +28,7 @@ ORDER = (
     "vllm-disk",
     "vllm-cpu",
     "hicache",
+    "hicache-ends",
     "marconi",
     "stock",
     "none",
@@ -36,7 +38,8 @@ ORDER = (
 
 # Facts that are no system's own: where two runs tell different ones, their difference is not the systems'.
 SETTINGS = (
-    "budgets", "device_bytes", "host_bytes", "ssd_bytes", "costs", "tuning", "chunk_tokens", "live_sessions", "pause_cap_s",
+    "budgets", "device_bytes", "host_bytes", "ssd_bytes", "costs", "tuning", "model", "chunk_tokens", "running_requests",
+    "live_sessions", "pause_cap_s",
 )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ def summary(runs: Sequence[Run], baseline: str | None = None) -> dict[str, Any]:
     `{"commit", "workload", "systems": {name: {"requests", "hit_rate", "reusable_share", "ttft_mean_s", "ttft_p50_s",
     "ttft_p95_s", "ttft_p99_s", "sensitive": {the same seven}, "recomputed_with_kv_tokens", "ssd_written_bytes",
     "makespan_s", "errors"}}}`. Rates are shares of 1. "requests" has the failed ones in it, which have no part in the
-    other figures; in "sensitive" it has not. All of "sensitive" is None without a run of the baseline (`baseline`, or
+    other figures; in "sensitive" it has not. Over the repeats of a system "requests", "errors" and
+    "recomputed_with_kv_tokens" are sums, "ssd_written_bytes" and "makespan_s" means (see `SystemFigures`). All of "sensitive" is None without a run of the baseline (`baseline`, or
     `vllm-disk` in simulation and `hicache` on the engine).
 
     Raises:

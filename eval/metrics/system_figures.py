@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eval.metrics.runs import Comparison, Key, Run
 from eval.metrics.sensitivity import Sensitive
 from eval.metrics.spread import Spread, spread
 from eval.records import TIERS, Record
 
-SSD_WRITTEN = "ssd_written_bytes"  # in `RunFacts.facts`; absent where a system does not tell
+# In `RunFacts.facts`; absent or None where a system does not tell.
+SSD_WRITTEN = "ssd_written_bytes"
+WITH_KV = "recomputed_with_kv_tokens"  # of a whole run, from a server that tells it of no single request
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,17 @@ class Part:
 
 @dataclass(frozen=True)
 class SystemFigures:
-    """All figures of one system.
+    """All figures of one system, over all its runs (repeats).
 
+    What requests have is put together: requests, errors, missing ones and tokens are sums over the repeats, rates and
+    times are over the requests of all of them. What a run has as a whole, makespan and bytes written, is the mean over
+    the repeats.
+
+    `all`: its `recomputed_with_kv` is the servers' own count where no request tells, None in the other parts then.
     `later`: all but each session's first request. `sensitive`: None without a baseline. `rewriting`: requests that
     leave the path of the session's earlier turns. `itl`: seconds between tokens, mean over tokens, percentiles over
-    requests. `makespan_s`: from the start to the last token, `ssd_written_bytes` from the facts, both the mean over
-    repeats. `missing`: requests of other runs that these lack (a run that ended early).
+    requests. `makespan_s`: from the start to the last token, `ssd_written_bytes` from the facts. `missing`: requests of
+    other runs that these lack (a run that ended early).
     """
 
     system: str
@@ -103,7 +110,7 @@ def _system(
         requests=total,
         errors=total - len(good),
         missing=len(every) * len(runs) - total,
-        all=part(good),
+        all=_with_servers_count(part(good), runs),
         later=part(_only(good, lambda record: record.key not in first)),
         sensitive=None if keys is None else part(_only(good, lambda record: record.key in keys)),
         rewriting=part(_only(good, lambda record: record.rewrite)),
@@ -123,12 +130,23 @@ def _only(records: Sequence[Record], wanted: Callable[[Record], bool]) -> list[R
     return [record for record in records if wanted(record)]
 
 
+def _with_servers_count(found: Part, runs: Sequence[Run]) -> Part:
+    told = _told(runs, WITH_KV)
+    if found.recomputed_with_kv is not None or told is None:
+        return found
+    return replace(found, recomputed_with_kv=round(sum(told)))
+
+
 def _written(runs: Sequence[Run]) -> int | None:
-    told = [run.facts.facts.get(SSD_WRITTEN) for run in runs]
-    if any(not isinstance(one, int | float) or isinstance(one, bool) for one in told):
-        return None
-    mean = _mean(float(one) for one in told if one is not None)
+    mean = _mean(_told(runs, SSD_WRITTEN) or ())
     return None if mean is None else round(mean)
+
+
+def _told(runs: Sequence[Run], name: str) -> list[float] | None:
+    """A fact of every run, None if one lacks it."""
+    found = [run.facts.facts.get(name) for run in runs]
+    known = [float(one) for one in found if isinstance(one, int | float) and not isinstance(one, bool)]
+    return known if len(known) == len(found) else None
 
 
 def _share(some: float, of: float) -> float | None:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.internal_hits.client import AskFailed
-from eval.metrics import compare, load
+from eval.metrics import compare, load, summary
 from eval.replay.options import Options, parse
-from eval.replay.outcome import engine_summary, outcome
+from eval.replay.outcome import outcome
 from eval.replay.probe import Unusable
 from eval.replay.rounds import prepare, run_all
 from eval.replay.sending import ServerGone
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = load(paths)
         say("\n" + outcome(compare(runs)))
         written = options.out / "summary.json"
-        written.write_text(json.dumps(engine_summary(runs), indent=1) + "\n", encoding="utf-8")
+        written.write_text(json.dumps(summary(runs), indent=1) + "\n", encoding="utf-8")
         say(f"\nEvery request: {', '.join(str(path) for path in paths)}; summary: {written}")
     except KeyboardInterrupt:
         print("interrupted: servers are stopped; --resume goes on", file=sys.stderr)

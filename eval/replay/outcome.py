@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from eval.metrics import Comparison, Ratio, Run, figures, ratios, sensitive, summary, text_table
+from eval.metrics import Comparison, Ratio, Run, ratios, text_table
 
 _FIRST = "histate"
-_WITH_KV = "recomputed_with_kv_tokens"  # of a run's facts, and of a system in the summary
 
 
 def outcome(comparison: Comparison) -> str:
     """Return the table, every system's ratios to HiState, and each run by its place in its round."""
-    parts = [text_table(comparison), *_bound(comparison), *_ratios(comparison), *_places(comparison)]
+    parts = [text_table(comparison), *_ratios(comparison), *_places(comparison)]
     warnings = [
         f"warning: {run.path.name}: {problem}"
         for run in comparison.runs
         for problem in problems(run.facts.facts)
     ]
     return "\n\n".join(part for part in (*parts, "\n".join(warnings)) if part)
-
-
-def engine_summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return `eval.metrics.summary` with what servers count as a whole where no request tells.
-
-    HiState counts the tokens that it computed again although their KV was there; the sum of a system's runs.
-    """
-    found = summary(runs)
-    for name, system in found["systems"].items():
-        told = [run.facts.facts.get(_WITH_KV) for run in runs if run.facts.system == name]
-        if system[_WITH_KV] is None and all(isinstance(one, int) for one in told):
-            system[_WITH_KV] = sum(one for one in told if one is not None)
-    return found
 
 
 def problems(facts: dict[str, Any]) -> list[str]:
@@ -50,16 +35,6 @@ def problems(facts: dict[str, Any]) -> list[str]:
     if not facts.get("complete"):
         found.append("not complete")
     return found
-
-
-def _bound(comparison: Comparison) -> list[str]:
-    found = figures(comparison, sensitive(comparison))
-    shares = [
-        f"{name} {one.all.reusable_share:.1%}"
-        for name, one in found.items()
-        if one.all.reusable_share is not None
-    ]
-    return ["Share of the infinite cache's reusable tokens: " + ", ".join(shares)] if shares else []
 
 
 def _ratios(comparison: Comparison) -> list[str]:

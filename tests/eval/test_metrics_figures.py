@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_runs import random_run, request, run, tiny
 
-from eval.metrics import compare, figures, sensitive, text_table
+from eval.metrics import compare, figures, sensitive, summary, text_table
 from eval.metrics.spread import spread
 
 
@@ -54,6 +54,48 @@ def test_kv_that_is_not_told_is_not_zero() -> None:
     told, untold = request("a", 0, kv=100), request("a", 1, kv=None)
     assert of(run("hicache", told))["hicache"].all.recomputed_with_kv == 100
     assert of(run("hicache", told, untold))["hicache"].all.recomputed_with_kv is None
+
+
+def engine(*counts):
+    told = [request(f"s{n}", kv=None) for n in range(2)]
+    return [
+        run("histate", *told, source="engine", path=f"{n}.jsonl", recomputed_with_kv_tokens=count)
+        for n, count in enumerate(counts)
+    ]
+
+
+def test_a_server_s_own_count_stands_where_no_request_tells() -> None:
+    runs = engine(64, 32)
+    one = of(*runs)["histate"]
+    # a sum over the repeats, as the requests are; nothing is known of parts
+    assert (one.all.recomputed_with_kv, one.requests, one.later.recomputed_with_kv) == (96, 4, None)
+    assert summary(runs)["systems"]["histate"]["recomputed_with_kv_tokens"] == 96
+    assert " 96 " in text_table(compare(runs))
+
+
+def test_requests_that_tell_count_and_not_the_server() -> None:
+    one = of(run("histate", request(kv=100), recomputed_with_kv_tokens=7))["histate"]
+    assert one.all.recomputed_with_kv == 100
+
+
+@pytest.mark.parametrize("lacks", [None, True, "many"])
+def test_a_server_s_count_is_not_known_unless_every_run_tells(lacks) -> None:
+    assert of(*engine(64, lacks))["histate"].all.recomputed_with_kv is None
+    assert of(*engine(64), *tiny_engine())["hicache"].all.recomputed_with_kv is None
+
+
+def tiny_engine():
+    return [run("hicache", request("s0", kv=None), request("s1", kv=None), source="engine")]
+
+
+def test_tokens_and_requests_are_sums_of_the_repeats_and_whole_runs_means() -> None:
+    first = run("histate", request(kv=10), request("s2", start=4.0), ssd_written_bytes=100)
+    second = run(
+        "histate", request(kv=30), request("s2", start=8.0), ssd_written_bytes=300, path="again.jsonl"
+    )
+    found = summary([first, second])["systems"]["histate"]
+    assert (found["requests"], found["recomputed_with_kv_tokens"]) == (4, 40)
+    assert (found["ssd_written_bytes"], found["makespan_s"]) == (200, (6.0 + 10.0) / 2)
 
 
 def test_hits_past_the_bound_do_not_make_up_for_others() -> None:

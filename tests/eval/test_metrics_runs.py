@@ -8,8 +8,11 @@ import pytest
 from fake_runs import random_run, request, run, tiny, write
 
 from eval.metrics import NotComparable, compare, load, summary
+from eval.metrics.runs import ORDER
 from eval.metrics.summaries import merged
 from eval.records import RecordsError
+from eval.replay.systems import SYSTEMS as SERVED
+from eval.simulate.systems import SYSTEMS as SIMULATED
 
 PART = {
     "requests", "hit_rate", "reusable_share", "ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s",
@@ -71,8 +74,14 @@ def test_merged_summaries_keep_the_form_of_the_first() -> None:
 
 
 def test_rows_have_one_order_whatever_the_files_order() -> None:
-    names = ["zebra", "none", "hicache", "vllm-disk", "histate-lru", "histate", "infinite", "ant"]
-    expected = ["infinite", "histate", "histate-lru", "vllm-disk", "hicache", "none", "ant", "zebra"]
+    names = [
+        "zebra", "none", "hicache-ends", "hicache", "vllm-disk", "histate-lru", "histate-packed", "histate", "infinite",
+        "ant",
+    ]  # fmt: skip
+    expected = [
+        "infinite", "histate", "histate-packed", "histate-lru", "vllm-disk", "hicache", "hicache-ends", "none", "ant",
+        "zebra",
+    ]  # fmt: skip
     assert list(compare([run(name, request()) for name in names]).systems) == expected
 
 
@@ -84,6 +93,9 @@ def test_rows_have_one_order_whatever_the_files_order() -> None:
             ["a.jsonl", "dir/b.jsonl", "tiny", "other"],
         ),
         (run("b", request(), ssd_bytes=5, path="b.jsonl"), ["a.jsonl", "b.jsonl", "ssd_bytes 7", "5"]),
+        (run("b", request(), model="x", path="b.jsonl"), ["a.jsonl", "b.jsonl", "model demo", "x"]),
+        (run("b", request(), running_requests=4, path="b.jsonl"), ["b.jsonl", "running_requests 8", "4"]),
+        (run("b", request(), chunk_tokens=512, path="b.jsonl"), ["b.jsonl", "chunk_tokens 8192", "512"]),
         (run("b", request(), source="engine", path="b.jsonl"), ["a.jsonl", "b.jsonl", "engine"]),
         (run("b", request(prompt=999), path="b.jsonl"), ["a.jsonl", "b.jsonl", "1000", "999", "s1 turn 0"]),
         (run("b", request(), request(), path="b.jsonl"), ["b.jsonl", "s1 turn 0", "more than once"]),
@@ -91,8 +103,17 @@ def test_rows_have_one_order_whatever_the_files_order() -> None:
 )
 def test_what_is_not_one_workload_is_refused_in_one_sentence(second, words) -> None:
     with pytest.raises(NotComparable) as caught:
-        compare([run("a", request(), ssd_bytes=7), second])
+        compare(
+            [
+                run("a", request(), ssd_bytes=7, model="demo", running_requests=8, chunk_tokens=8192),
+                second,
+            ]
+        )
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_every_system_that_can_run_has_its_place() -> None:
+    assert {*SIMULATED, *SERVED} <= set(ORDER)
 
 
 def test_no_runs_are_refused() -> None:
