@@ -19,8 +19,13 @@ if TYPE_CHECKING:  # the page needs no matplotlib
 _WORDS = """hit %: prompt tokens that were not computed again; a KV match whose state had to be computed again is no
 hit. device, host, ssd: the same by the tier that the KV was read from. of reusable %: part of what an infinite cache
 (all KV, a state at every page) would reuse. again with KV: tokens computed again although their KV was there, "-" where
-a system does not tell. TTFT: seconds from the moment a turn could be sent to its first token; percentiles by linear
+a system does not tell (HiState's server tells the sum of a run, so only of all requests). Requests and tokens are sums
+over a system's runs; makespan and bytes written are means of its runs. TTFT: seconds from the moment a turn could be sent to its first token; percentiles by linear
 interpolation. In brackets: 95 % intervals by resampling sessions (the turns of one session are not independent)."""
+
+_TIERS_ON_THE_ENGINE = """**Tiers are as each server counts**, so compare them within one system only. Stock SGLang counts KV as
+the host's where the state of the hit is on the host only, even if the KV never left the device; HiState counts it by where
+the KV was."""
 
 
 def page(comparison: Comparison, chosen: Sensitive, plots: Sequence[Plot], command: str, seed: int) -> str:
@@ -38,6 +43,7 @@ def page(comparison: Comparison, chosen: Sensitive, plots: Sequence[Plot], comma
         "## All requests",
         part_tables(comparison, [(name, one.all) for name, one in found.items()], None, seed),
         _WORDS,
+        *([_TIERS_ON_THE_ENGINE] if comparison.source == "engine" else []),
         *_subsets(comparison, chosen, found, seed),
         *_ratios(comparison, chosen, seed),
         "## The whole run",

@@ -25,6 +25,9 @@ class Plot:
 def write_all(comparison: Comparison, chosen: Sensitive, folder: Path, name: str, command: str) -> list[Plot]:
     """Write every plot that has something to show as `folder/name-*.png`; return them in order."""
     costs = Costs()
+    servers = (
+        " As each server counts: compare within one system only." if comparison.source == "engine" else ""
+    )
     every: list[tuple[str, str, str, Callable[[], Figure | None]]] = [
         (
             "ttft",
@@ -35,7 +38,7 @@ def write_all(comparison: Comparison, chosen: Sensitive, folder: Path, name: str
         (
             "tiers",
             "Hits by tier over time",
-            "Prompt tokens that were not computed again, by the tier that their KV was read from.",
+            "Prompt tokens that were not computed again, by the tier that their KV was read from." + servers,
             lambda: tiers.plot(comparison),
         ),
         (

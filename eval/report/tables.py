@@ -40,7 +40,10 @@ def part_tables(
         ttft = part.ttft
         values = zip(COLUMNS, (ttft.mean, ttft.p50, ttft.p95, ttft.p99), strict=True)
         times.append((name, *(f"{shown(value, 3)}{span(spans[column], 3)}" for column, value in values)))
-    first = table(("system", "requests", "hit %", *TIERS, "of reusable %", "again with KV"), hits)
+    tiers = (
+        TIERS if comparison.source == "simulation" else [f"{tier}, as each server counts" for tier in TIERS]
+    )
+    first = table(("system", "requests", "hit %", *tiers, "of reusable %", "again with KV"), hits)
     second = table(("system", "TTFT mean, s", "p50", "p95", "p99"), times)
     return f"{first}\n\n{second}"
 

@@ -47,6 +47,14 @@ def test_the_tables_of_a_run_worked_out_by_hand() -> None:
     assert rows(made, "The whole run")["histate"][0][:6] == ["1", "4", "0", "0", "24", "150.0"]
 
 
+def test_tiers_of_servers_are_marked_as_each_server_s_own_count() -> None:
+    served = text(*(run(name, request(kv=None), source="engine") for name in ("histate", "hicache")))
+    for tier in ("device", "host", "ssd"):
+        assert f"| {tier}, as each server counts |" in served
+    assert "compare them within one system only" in served
+    assert "as each server counts" not in text(*tiny())
+
+
 def test_the_page_says_what_was_run() -> None:
     made = text(*tiny())
     for words in ("# tiny (simulation)", "4 requests of 2 sessions, 2 systems, commit abc1234",
