@@ -28,7 +28,8 @@ DESCRIPTIONS = {
     HISTATE: "HiState, adaptive intervals, SSD tier",
     HICACHE: "stock HiCache, host tier and file storage tier",
     NO_CACHE: "stock without any prefix cache",
-    STOCK: "stock caching on the device only, a state tracked at every page of an answer (zero reuse only)",
+    STOCK: "stock caching on the device only (--disable-histate), a state tracked at every page of an answer (zero reuse "
+    "only)",
     HISTATE_NONE: "HiState without interior checkpoints (zero reuse only)",
 }
 PAGE_SIZE = 64

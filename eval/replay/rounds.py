@@ -146,7 +146,12 @@ def run_all(options: Options, workload: Workload, command: str, say: Say) -> lis
     }
     paths: list[Path] = []
     limit = Limit(options.minutes)
-    for planned in plan(options.systems, options.repeats, options.out):
+    planned_runs = list(plan(options.systems, options.repeats, options.out))
+    if not options.resume:
+        # A round that there is no time for must not leave an earlier command's records beside this one's.
+        for planned in planned_runs:
+            planned.path.unlink(missing_ok=True)
+    for planned in planned_runs:
         if planned.position == 1 and not limit.allows_another():
             say(f"no time for round {planned.round} of {options.repeats} (--minutes {options.minutes:g})")
             break

@@ -86,6 +86,17 @@ def test_complete_runs_of_the_same_options_are_not_run_again(tmp_path, monkeypat
     assert set(runs(tmp_path, monkeypatch, "--resume")) == {"histate"}
 
 
+def test_records_of_an_earlier_command_do_not_stay_beside_those_of_a_later_one(tmp_path, monkeypatch) -> None:
+    runs(tmp_path, monkeypatch, "--repeats", "2")
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == 4
+    monkeypatch.setattr(rounds.Limit, "allows_another", lambda self: not list(tmp_path.glob("out/*.jsonl")))
+    runs(tmp_path, monkeypatch, "--repeats", "2", "--minutes", "1")
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.jsonl")) == [
+        "histate-1.jsonl",
+        "histate-fixed-1.jsonl",
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
