@@ -83,7 +83,7 @@ class Spill:
         self._reserve = Reserve(max(space.limit // self._page, 1))
         self._at_s, self._before, self._seen = 0.0, 0, 0
         self._refilling = False
-        self._fruitless: tuple[int, int, int] | None = None
+        self._fruitless: tuple[int, ...] | None = None
         self._woken_at = -1.0
         self.pages = 0
         self.records = 0
@@ -92,14 +92,15 @@ class Spill:
         """Start copies if the reserve is low."""
         self._count_step()
         system, low, high = self._system, self._reserve.low, self._reserve.high
-        clock, free, clean = self._situation()
-        if free + clean >= high:
+        situation = self._situation()
+        reserve = situation[0] + situation[1]
+        if reserve >= high:
             self._refilling = False
-        elif free + clean < low:
+        elif reserve < low:
             self._refilling = True
-        if not self._refilling or self._fruitless == (clock, free, clean):
+        if not self._refilling or self._fruitless == situation:
             return
-        wanted = high - free - clean
+        wanted = high - reserve
         while wanted > 0:
             if not self._has_buffers():
                 self._wake()
@@ -119,11 +120,14 @@ class Spill:
         self._seen = taken
         self._reserve.step((taken - self._before) // self._page, system.contents.clock)
 
-    def _situation(self) -> tuple[int, int, int]:
-        """Return the clock, and how many pages of the host are free and how many are clean."""
+    def _situation(self) -> tuple[int, int, int, int]:
+        """Return the pages of the host that are free and those that are clean, then the clock and the evictions so far.
+
+        One of them has to change before a fruitless search is worth another one.
+        """
         system = self._system
-        free = system.contents.kv_space[Tier.HOST].free // self._page
-        return system.contents.clock, free, system.clean.size_bytes // self._page
+        free, clean = system.contents.kv_space[Tier.HOST].free, system.clean.size_bytes
+        return free // self._page, clean // self._page, system.contents.clock, sum(system.evictions.values())
 
     def _has_buffers(self) -> bool:
         return self._system.free_buffers() > self._system.buffers // 2
