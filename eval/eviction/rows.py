@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eval.quantile import quantile as quantile
 from sglang_histate.policy.score import Eviction
 
 
@@ -44,21 +45,6 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile with linear interpolation between the neighbours.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("no values have no quantile")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def table(rows: Sequence[Row]) -> str:

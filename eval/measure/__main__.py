@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from eval.measure.answer import answer, tables
+from eval.measure.answer import answer, tables, whose
 from eval.measure.findings import Findings, findings
 from eval.measure.options import Options, parse
 from eval.measure.placements import outcomes
 from eval.simulate.budgets import Budgets
+from eval.simulate.cost_flag import flags
 from eval.workloads.load import guess, read
 from eval.workloads.save import saved
 from eval.workloads.select import select
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"eval.measure: {options.log}: no request in it, or none selected", file=sys.stderr)
             return NOTHING
         found = findings(results, options.costs)
-        print(answer(found, options.budgets, _simulate(options, kind)))
+        seconds = whose(options.costs, options.model_sizes)
+        print(answer(found, options.budgets, _simulate(options, kind), seconds))
         print()
         print(tables(found))
         if kind == "openai" and options.model == "demo":
@@ -60,7 +62,7 @@ def _sessions(options: Options, kind: str) -> Iterable[Session]:
 
 
 def _simulate(options: Options, kind: str) -> str:
-    """Return the command that simulates the same requests under the same budgets."""
+    """Return the command that simulates the same requests under the same budgets, with the same constants."""
     if options.save_trace:
         words = ["--workload", str(options.save_trace)]
     elif kind == "openai":  # the simulator has no tokenizer
@@ -79,6 +81,7 @@ def _simulate(options: Options, kind: str) -> str:
     ):
         if size != usual:
             words += [flag, str(size)]
+    words += flags(options.costs)
     command = f"python -m eval.simulate {shlex.join(words)} --out DIR"
     return f"{command}, FILE.jsonl from --save-trace" if "FILE.jsonl" in words else command
 

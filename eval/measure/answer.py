@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from eval.measure.findings import LANDING_EDGES, Findings, Row
 from eval.measure.placements import Placement
 from eval.simulate.budgets import Budgets
+from eval.simulate.costs import Costs
 from sglang_histate.sizes import format_size
 
 LITTLE = 0.01
 """Less than this share of prefill is not worth another moving part."""
 
 
-def answer(found: Findings, budgets: Budgets, command: str) -> str:
-    """Return the sentences. `command`, how to simulate the same log under budgets, comes last where it is of use."""
+def whose(costs: Costs, model_sizes: bool) -> str:
+    """Return for which model and machine the seconds are. `model_sizes`: the sizes in `costs` are another model's."""
+    changed = {name: value for name, value in asdict(costs).items() if value != asdict(Costs())[name]}
+    sizes = ("kv_token_bytes", "state_bytes") if model_sizes else ()
+    given = ", ".join(f"{name} {value:g}" for name, value in changed.items() if name not in sizes)
+    text = f"Seconds are those of the cost model: Qwen3.5-9B on one H100{' with ' + given if given else ''}."
+    if not model_sizes:
+        return text
+    text += " Sizes of KV and checkpoints are your model's"
+    if {"linear_flop", "pair_flop"} <= changed.keys():
+        return f"{text}."
+    return (
+        f"{text}, but its computing counts as that of the 9B model: scale it with --cost linear_flop=F (twice the weights "
+        "that a token uses) and --cost pair_flop=F."
+    )
+
+
+def answer(found: Findings, budgets: Budgets, command: str, seconds: str = "") -> str:
+    """Return the sentences. `command`, how to simulate the same log under budgets, comes last where it is of use.
+
+    `seconds`: what `whose` says of them.
+    """
     verdict, simulate = _verdict(found, budgets)
-    lines = [
-        textwrap.fill(text, 100, break_long_words=False) for text in (_hits(found), _saving(found), verdict)
-    ]
+    saving = f"{_saving(found)} {seconds}".rstrip()
+    lines = [textwrap.fill(text, 100, break_long_words=False) for text in (_hits(found), saving, verdict)]
     return "\n".join([*lines, f"Under these budgets and load: {command}"] if simulate else lines)
 
 

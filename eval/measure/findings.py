@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from eval.measure.placements import Outcome, Placement
+from eval.quantile import quantile
 from eval.simulate.costs import Costs
-from eval.workloads.codex_stats import quantile
 
 LANDING_EDGES = (64, 256, 1024, 4096, 16384)
 """Tokens before a turn's end, each edge included; the last class is beyond."""
@@ -86,14 +86,14 @@ class _Timed:
 def prefill_s(outcome: Outcome, placement: Placement, costs: Costs) -> float:
     """Return the seconds to restore and compute one prompt on an idle GPU.
 
-    Restored KV comes from the host. So does the checkpoint, unless it lies beyond the last turn end: such a one is
-    historical and comes from the SSD. Nothing overlaps.
+    Restored KV comes from the host, and so does the checkpoint of all placements but HiState's: that keeps on the host
+    the newest end of a path only, every other checkpoint is historical and comes from the SSD. Nothing overlaps.
     """
     restored = outcome.restored[placement]
     seconds = costs.prefill_s(outcome.computed(placement), restored)
     if restored:
         seconds += (restored * costs.kv_token_bytes + costs.state_bytes) / costs.pcie_bytes_s
-    if restored > outcome.restored[Placement.TURN_ENDS]:
+    if placement is Placement.HISTATE and restored not in (0, outcome.newest):
         seconds += costs.ssd_latency_s + costs.state_bytes / costs.ssd_read_bytes_s
     return seconds
 

@@ -27,7 +27,7 @@ def sizes_of(folder: Path) -> dict[str, int]:
     """Return `kv_token_bytes` and `state_bytes` of a model with gated-delta-rule layers, {} for any other.
 
     KV and the convolution window as bf16, the state as float32; fields as Qwen3-Next and Qwen3.5 have them, in the
-    file itself or in its `text_config`.
+    file itself or in its `text_config`. Sizes only: how long the model computes, the file does not say.
 
     Raises:
         TraceError: the file is no JSON.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from eval.arguments import size_bytes
 from eval.measure.model import sizes_of
 from eval.simulate.budgets import Budgets
+from eval.simulate.cost_flag import HELP as COST_HELP
+from eval.simulate.cost_flag import constant
 from eval.simulate.costs import Costs
 from eval.workloads.chat_tokens import DEMO
 from eval.workloads.fields import TraceError
@@ -38,6 +40,8 @@ class Options:
     interval: IntervalPolicy
     budgets: Budgets
     costs: Costs
+    model_sizes: bool
+    """Whether the sizes of KV and checkpoints in `costs` are those of the model."""
     json_file: Path | None
     save_trace: Path | None
 
@@ -58,6 +62,7 @@ def parse(argv: list[str] | None = None) -> Options:
             parse_interval(given.interval),
             Budgets(given.device, given.cpu, given.ssd),
             Costs(**constants),
+            bool(sizes),
             given.json,
             given.save_trace,
         )
@@ -105,12 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         )
     parser.add_argument(
         "--cost",
-        type=_constant,
+        type=constant,
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="change a constant of the cost model (Qwen3.5-9B on one H100), as of eval.simulate; may be repeated: "
-        + ", ".join(f"{name}={value:g}" for name, value in vars(Costs()).items()),
+        + COST_HELP,
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     parser.add_argument(
@@ -121,16 +126,3 @@ def _parser() -> argparse.ArgumentParser:
         "eval.replay; the name ends in .jsonl or .jsonl.xz, or is a folder's, for one file a session",
     )
     return parser
-
-
-def _constant(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    kinds = {one.name: one.type for one in fields(Costs)}
-    if name not in kinds:
-        raise argparse.ArgumentTypeError(
-            f"{name} is no constant of the cost model: they are {', '.join(kinds)}"
-        )
-    try:
-        return name, int(value) if kinds[name] == "int" else float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: {value!r} is no number") from None

@@ -70,14 +70,17 @@ class Tree:
         self._next: dict[tuple[int, Hashable], int] = {}
         self.turn_end = array("q")
         """For each node, the pages of the prompt that first had it: where that turn ends."""
+        self._goes_on = bytearray()
+        """For each node, whether a prompt has gone on after it."""
 
     def __len__(self) -> int:
         return len(self.turn_end)
 
-    def add(self, keys: Iterable[Hashable]) -> tuple[list[int], int]:
-        """Return a prompt's nodes, first page first, and how many of them were there before."""
+    def add(self, keys: Iterable[Hashable]) -> tuple[list[int], int, bool]:
+        """Return a prompt's nodes, first page first, how many of them were there before, and whether the last of those
+        was the end of a path: no prompt had gone on after it."""
         path: list[int] = []
-        at, known = -1, 0
+        at, known, ended = -1, 0, False
         find = self._next
         for key in keys:
             node = find.get((at, key))
@@ -86,7 +89,13 @@ class Tree:
             else:
                 # A new node has no old ones below it, so that what is known is a beginning of the path.
                 known += 1
+                ended = not self._goes_on[node]
             path.append(node)
             at = node
-        self.turn_end.extend([len(path)] * (len(path) - known))
-        return path, known
+        new = len(path) - known
+        self.turn_end.extend([len(path)] * new)
+        if new:
+            self._goes_on.extend([1] * (new - 1) + [0])
+            if known:
+                self._goes_on[path[known - 1]] = 1
+        return path, known, ended

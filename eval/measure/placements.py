@@ -38,7 +38,8 @@ class Outcome:
     `page`: the unit of all the others but `prompt`. `match`: how far KV of earlier prompts goes, less than the
     prompt, because its last token is computed in any case. `restored`: where each placement resumes. `turn_end`:
     where the turn that first had the match's last page ended, `match` itself or beyond it; 0 without a match.
-    `new_pages`: pages no earlier prompt had. `checkpoints`: those the request added, by placement.
+    `new_pages`: pages no earlier prompt had. `checkpoints`: those the request added, by placement. `newest`: the end
+    of the path that the request continues, where no prompt had gone on; 0 where one had.
     """
 
     session: str
@@ -49,6 +50,7 @@ class Outcome:
     turn_end: int
     new_pages: int
     checkpoints: dict[Placement, int]
+    newest: int
 
     @property
     def internal(self) -> bool:
@@ -85,7 +87,7 @@ def outcomes(sessions: Iterable[Session], interval: IntervalPolicy, state_tokens
             raise ValueError(
                 f"{sent.session.name}: blocks of {sent.session.block_tokens} tokens share ids with others"
             )
-        path, known = tree.add(page_keys(sent.session, sent.turn))
+        path, known, ended = tree.add(page_keys(sent.session, sent.turn))
         prompt = sent.turn.input_tokens
         match = min(known, (prompt - 1) // page)
         restored = {one: held.deepest(one, path, match) for one in _KEEPING}
@@ -111,6 +113,7 @@ def outcomes(sessions: Iterable[Session], interval: IntervalPolicy, state_tokens
             max(tree.turn_end[path[match - 1]], match) * page if match else 0,
             len(path) - known,
             added,
+            known * page if ended else 0,
         )
 
 

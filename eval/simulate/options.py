@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from eval.arguments import positive, size_bytes
 from eval.simulate.budgets import Budgets
+from eval.simulate.cost_flag import HELP as COST_HELP
+from eval.simulate.cost_flag import constant
 from eval.simulate.costs import Costs
 from eval.simulate.engine import CHUNK_TOKENS
 from eval.simulate.inputs import NAMED, TRACES, Workload
@@ -150,12 +152,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     model.add_argument(
         "--cost",
-        type=_cost,
+        type=constant,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="change a constant of the cost model; may be repeated. "
-        + ", ".join(f"{name}={value:g}" for name, value in vars(Costs()).items()),
+        help="change a constant of the cost model; may be repeated. " + COST_HELP,
     )
     run = parser.add_argument_group("run")
     run.add_argument(
@@ -186,16 +187,3 @@ def _percent(text: str) -> float:
     if not 0 <= value <= 100:
         raise argparse.ArgumentTypeError(f"{text} is no share in percent")
     return value
-
-
-def _cost(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    kinds = {one.name: one.type for one in fields(Costs)}
-    if name not in kinds:
-        raise argparse.ArgumentTypeError(
-            f"{name} is no constant of the cost model: they are {', '.join(kinds)}"
-        )
-    try:
-        return name, int(value) if kinds[name] == "int" else float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: {value!r} is no number") from None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from eval.quantile import quantile
 from eval.workloads.tracelab import Round
 
 PREFIX_BIN_EDGES = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000)
@@ -18,9 +19,6 @@ PREFIX_BIN_EDGES = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000,
 
 PUBLISHED_BIN_ROUNDS = (626, 90, 2108, 3501, 5503, 10470, 29925, 72996, 91598, 6)
 """Rounds by cached prefix."""
-
-PUBLISHED_BIN_APPEND_P50 = (124300, 4300, 20800, 25700, 2900, 1900, 954, 796, 771, 900)
-"""Median of the tokens after it."""
 
 COMPACTED_TO = 0.5
 """A round that has less than this share of the prompt before it counts as a compaction in `aggregates`."""
@@ -111,21 +109,6 @@ def rounds_by_prefix(rounds: Sequence[Round]) -> list[list[int]]:
     for one in rounds:
         found[bisect_right(PREFIX_BIN_EDGES, one.prefix_tokens)].append(one.input_tokens - one.prefix_tokens)
     return found
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the quantile with linear interpolation between the neighbours.
-
-    Raises:
-        ValueError: there are no values.
-    """
-    if not values:
-        raise ValueError("no values have no quantile")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _compacts(before: Round, one: Round) -> bool:

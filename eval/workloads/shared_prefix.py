@@ -1,7 +1,7 @@
 """The tools and system prompt that recorded sessions shared, put back where a trace has dropped it.
 
 Traces whose ids are a session's own cannot tell that two sessions begin with the same text, although all sessions of
-one agent do. In the Claude Code sessions of WEKA tools and system prompt have `WEKA_PREFIX_TOKENS` (median). This
+one agent do. In the Claude Code sessions of WEKA tools and system prompt have 14,949 tokens (median). This
 makes the first so many tokens of every session's first prompt the same text in all sessions.
 """
 
@@ -12,8 +12,6 @@ from dataclasses import replace
 from itertools import count
 
 from eval.workloads.sessions import Session, Turn
-
-WEKA_PREFIX_TOKENS = 14_949
 
 
 def with_shared_prefix(sessions: Iterable[Session], tokens: int, agent_tokens: int = 0) -> Iterator[Session]:

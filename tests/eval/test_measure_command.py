@@ -80,6 +80,42 @@ def test_seconds_are_computing_and_reading() -> None:
     )
 
 
+def test_the_ssd_is_paid_for_where_hi_state_has_only_it() -> None:
+    """Its newest end is on the host; an earlier turn's end is historical. Stock placements keep theirs on the host."""
+    grow, back = LONG[:500], [*LONG[:300], 7777]
+    goes_on, returns = list(
+        outcomes(one_session(LONG[:300], grow, back), parse_interval("none"), COSTS.state_tokens)
+    )[1:]
+    ssd = COSTS.state_bytes / COSTS.ssd_read_bytes_s + COSTS.ssd_latency_s
+    for one, pays in ((goes_on, 0.0), (returns, ssd)):
+        assert set(one.restored.values()) == {300 * 64}
+        stock = prefill_s(one, Placement.TURN_ENDS, COSTS)
+        assert prefill_s(one, Placement.BRANCH_POINTS, COSTS) == stock
+        assert prefill_s(one, Placement.EVERY_PAGE, COSTS) == stock
+        assert prefill_s(one, Placement.HISTATE, COSTS) - stock == pytest.approx(pays)
+
+
+def test_it_is_said_whose_seconds_these_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*more: str) -> str:
+        assert main([str(trace(tmp_path)), *more]) == 0
+        return flat(capsys.readouterr().out)
+
+    assert "Qwen3.5-9B on one H100. That" in said()
+    assert "on one H100 with pcie_bytes_s 1e+09. That" in said("--cost", "pcie_bytes_s=1e9")
+    config = {
+        "num_hidden_layers": 8, "num_key_value_heads": 1, "head_dim": 64, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = ("--model", str(tmp_path))
+    assert "its computing counts as that of the 9B model" in said(*model)
+    sizes = sizes_of(tmp_path)
+    assert f"--cost kv_token_bytes={sizes['kv_token_bytes']} --cost state_bytes=" in said(*model)
+    own = said(*model, "--cost", "linear_flop=1e9", "--cost", "pair_flop=1e3")
+    assert "of the 9B model" not in own and "checkpoints are your model's." in own
+
+
 def test_a_log_that_only_appends_is_left_alone() -> None:
     found = measured(one_session(LONG[:10], LONG[:40], LONG))
     said = answer(found, Budgets(), "SIMULATE")
@@ -140,12 +176,16 @@ def test_the_simulator_accepts_the_command_that_is_named(
     from eval.simulate.options import parse
 
     main(
-        [str(trace(tmp_path)), "--cpu", "1GiB", "--ssd", "0", "--select", "first:1", "--shared-prefix", "640"]
+        [
+            *(str(trace(tmp_path)), "--cpu", "1GiB", "--ssd", "0", "--select", "first:1"),
+            *("--shared-prefix", "640", "--cost", "efficiency=0.1", "--cost", "state_bytes=77000"),
+        ]
     )
     words = capsys.readouterr().out.split("python -m eval.simulate ")[1].split("\n")[0].split()
     given = parse(words)
     assert given.workload.selection == "first:1" and given.workload.shared_prefix == 640
     assert given.setting.budgets.host_bytes == 1 << 30
+    assert given.setting.costs == Costs(efficiency=0.1, state_bytes=77_000)
 
 
 def test_a_log_of_messages_is_saved_without_its_text_and_measures_the_same(

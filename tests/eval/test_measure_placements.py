@@ -169,10 +169,13 @@ def test_sessions_that_share_ids_have_one_block_size() -> None:
 
 def test_a_tree_counts_what_it_knows() -> None:
     tree = Tree()
-    assert tree.add("abc") == ([0, 1, 2], 0)
-    assert tree.add("abd") == ([0, 1, 3], 2)
-    assert tree.add("b") == ([4], 0)
+    assert tree.add("abc") == ([0, 1, 2], 0, False)
+    assert tree.add("abd") == ([0, 1, 3], 2, False)
+    assert tree.add("b") == ([4], 0, False)
     assert list(tree.turn_end) == [3, 3, 3, 3, 1] and len(tree) == 5
+    assert tree.add("abcd") == ([0, 1, 2, 5], 3, True)
+    assert tree.add("abce") == ([0, 1, 2, 6], 3, False)
+    assert tree.add("abce") == ([0, 1, 2, 6], 4, True)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="no recorded traces beside the repository")

@@ -191,6 +191,38 @@ def test_a_read_that_is_late_is_not_waited_for() -> None:
     assert system.facts()["ssd_waits_given_up"] == 1
 
 
+def test_who_joins_a_read_that_is_late_waits_no_longer_than_those_before() -> None:
+    slow = dataclasses.replace(COSTS, ssd_read_bytes_s=1e6)
+    clock = Clock()
+    placement = Adaptive(IntervalPolicy((NO_INTERVAL,)), COSTS.state_tokens)
+    system = HiState(slow, SPILLING, clock.at, placement=placement, order=queue(COSTS, Eviction.SCORE))
+    others = [session(f"o{n}", (400, 1, 0.0), start=10_000 * n) for n in range(1, 16)]
+    first = session("s", (400, 1, 0.0), (410, 1, 500.0))
+    joins = (Turn(65, 1, (77_777,), 0.0, 0.0, 0.0), dataclasses.replace(first.turns[1], gap_s=503.5))
+    served = [Session("t", 64, joins), first, *others]
+    served = [dataclasses.replace(one, shared_ids=True) for one in served]
+    times = {one.key: one for one in serve(system, clock, served, live=99)}
+    early, late = times["s", "", 1], times["t", "", 1]
+    assert 2.5 < late.eligible_s - early.eligible_s < 3.5
+    assert 5.0 < early.ttft_s < 7.0 and 1.5 < late.ttft_s < 4.0
+    assert system.facts()["ssd_waits_given_up"] == 2
+
+
+def test_an_answer_that_completes_no_page_leaves_its_state_on_the_host_too() -> None:
+    def tiers(output: int) -> dict[int, int]:
+        clock = Clock()
+        order = queue(COSTS, Eviction.SCORE)
+        placement = Adaptive(IntervalPolicy((NO_INTERVAL,)), COSTS.state_tokens)
+        system = HiState(COSTS, Budgets(), clock.at, placement=placement, order=order)
+        serve(system, clock, [session("s", (100, output, 0.0))])
+        held = [run for run in system.contents.runs.values() if run.states]
+        return {run.start + page: state.tiers for run in held for page, state in run.states.items()}
+
+    everywhere = 1 << Tier.DEVICE | 1 << Tier.HOST | 1 << Tier.SSD
+    assert tiers(5) == {100: everywhere}
+    assert tiers(200) == {100: everywhere ^ 1 << Tier.HOST, 103: everywhere}
+
+
 def test_a_space_refuses_what_it_does_not_have() -> None:
     space = Space("host", 10)
     space.take(10)
@@ -220,6 +252,21 @@ def test_marconi_weighs_what_a_hit_saves_against_recency() -> None:
         assert sum(len(system.contents.runs[name].pages) for name in unit.nodes) == first
     with pytest.raises(ValueError, match="alpha -1"):
         flop_aware(COSTS, -1)
+
+
+def test_marconi_scales_checkpoints_without_the_tails_that_go_before_them() -> None:
+    """Were the tail's zeros in the scaling, the short prompt would go before the long one."""
+    served = [session("long", (1500, 1, 0.0)), session("short", (10, 1, 0.0), start=5000)]
+    system, order = marconi(flop_aware(COSTS, 0.9), *served, session("tail", (300, 1, 0.0), start=9000))
+    (run,) = [run for run in system.contents.runs.values() if run.end == 300 and run.states]
+    system.contents.set_state(run, len(run.pages), Tier.DEVICE, False)
+    system.contents.clock += 1  # ranks anew
+    sizes = []
+    while (unit := order.victim(lambda _: True)) is not None and len(sizes) < 3:
+        assert unit.kind is Kind.BUNDLE
+        sizes.append(sum(len(system.contents.runs[name].pages) for name in unit.nodes))
+        system.evict(Tier.DEVICE, unit)
+    assert sizes == [300, 1500, 10]
 
 
 def test_marconi_keeps_the_states_of_forks_and_gives_up_those_of_single_children_alone() -> None:

@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 from simulate_traces import COSTS, serve, sessions, tight
 
+from eval.simulate.budgets import Budgets
 from eval.simulate.contents import Contents
 from eval.simulate.engine import Clock
 from eval.simulate.histate import HiState
 from eval.simulate.orders import Order, queue
 from eval.simulate.placement import Adaptive, EveryBlocks, Segment, StepEnds
+from eval.workloads.sessions import Session, Turn
 from sglang_histate.policy.capture_plan import plan_positions
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy, choose_interval
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.score import Eviction
-from sglang_histate.policy.units import Pool, Unit
+from sglang_histate.policy.units import Kind, Pool, Unit
 
 CHANGES = ("add", "split", "remove", "set_kv", "set_checkpoint", "touch", "observe_hit")
 
@@ -63,7 +66,8 @@ class Heard:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_log_of_a_run_fed_to_the_policy_directly_gives_the_same_victims(seed: int) -> None:
+def test_victims_follow_from_what_the_tree_was_told_alone(seed: int) -> None:
+    """The log of a run, fed to a second tree and second queues, gives the same victims: nothing else has a say."""
     log, clock = Log(), Clock()
     placement = Adaptive(IntervalPolicy(), COSTS.state_tokens)
     system = HiState(COSTS, tight(seed), clock.at, placement=placement, order=log.order)
@@ -87,6 +91,30 @@ def test_the_log_of_a_run_fed_to_the_policy_directly_gives_the_same_victims(seed
         assert next(left, None) is None
         victims += found is not None
     assert victims > 30
+
+
+@pytest.mark.parametrize(
+    ("mode", "first"), [(Eviction.SCORE, "short"), (Eviction.LRU, "long"), (Eviction.LRU_REFRESH, "long")]
+)
+def test_the_ranking_decides_what_the_host_gives_up(mode: Eviction, first: str) -> None:
+    """The end of an old prompt, 18 pages, and a newer prompt of 3: by the score the short one goes.
+
+    A checkpoint is ten pages, so a byte of the old one saves 18 of 28 tokens, of the new one 3 of 13: times tau, 20
+    requests, that is more than the one request of age. By the last access alone the old one goes.
+    """
+    clock = Clock()
+    placement = Adaptive(IntervalPolicy((NO_INTERVAL,)), COSTS.state_tokens)
+    room = Budgets(10**5, 10**5, 10**6)
+    system = HiState(COSTS, room, clock.at, placement=placement, order=queue(COSTS, mode))
+    prompts = {"long": range(90), "short": range(1000, 1003)}
+    served = [
+        Session(name, 64, (Turn(64 * len(blocks) + 1, 1, tuple(blocks), 0.0, 0.0, 0.0),))
+        for name, blocks in prompts.items()
+    ]
+    serve(system, clock, served, live=1)
+    unit = system.kv_orders[Tier.HOST].victim(lambda unit: unit.kind is Kind.BUNDLE)
+    assert unit is not None
+    assert system.contents.runs[unit.nodes[0]].end == len(prompts[first])
 
 
 def test_intervals_are_those_of_the_policy() -> None:
