@@ -137,13 +137,12 @@ def _check_policy_log(name: str | None) -> None:
     """
     if name is None:
         return
-    path = Path(name)
-    if (
-        path.is_dir()
-        or not path.parent.is_dir()
-        or not os.access(path if path.exists() else path.parent, os.W_OK)
-    ):
-        raise ConfigError(f"--histate-policy-log: {name} cannot be written: name a file in a folder of yours")
+    try:
+        Path(name).open("a").close()
+    except OSError as error:
+        raise ConfigError(
+            f"--histate-policy-log: {name} cannot be written ({error.strerror}): name a file in a folder of yours"
+        ) from None
 
 
 def expand_config_file(argv: list[str]) -> list[str]:

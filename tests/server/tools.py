@@ -38,7 +38,7 @@ def cached(answer: dict[str, Any]) -> int:
 def details(answer: dict[str, Any]) -> dict[str, int]:
     """Return the cached tokens by origin; all zero where nothing was cached."""
     found = answer["meta_info"].get("cached_tokens_details") or {}
-    return {"device": 0, "host": 0, "ssd_checkpoint": 0, **found}
+    return {"device": 0, "host": 0, "storage": 0, "ssd_checkpoint": 0, **found}
 
 
 def logprobs(answer: dict[str, Any]) -> list[float]:
