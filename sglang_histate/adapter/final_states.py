@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.output_ends import OutputEnd
-from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record
+from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
 
 
 @dataclass(eq=False)
@@ -42,8 +42,11 @@ class FinalStates:
 
     def take(self, end: OutputEnd) -> None:
         """The store has `end`: copy it to the host too, at the node that it belongs to."""
-        if end.node_id not in self._core.ranking.tree or self._store.lookup(end.key) is None:
+        entry = self._store.lookup(end.key)
+        if entry is None or end.node_id not in self._core.ranking.tree:
             return
+        if end.record is None and entry.state is EntryState.LIVE:
+            return  # written meanwhile: a copy would cost a read
         node = self._core.node_by_id(end.node_id)
         state = node.component_data[ComponentType.MAMBA]
         if not node.backuped or state.host_value is not None or self._depth(node) != end.position:

@@ -19,7 +19,7 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.state_layout import StateLayout
-from sglang_histate.store import CheckpointStore, Record
+from sglang_histate.store import CheckpointStore, EntryState, Record
 
 
 @dataclass(eq=False)
@@ -74,7 +74,8 @@ class OutputEnds:
     def take(self, req: Any) -> None:
         """`req` has finished and its node is in the tree: copy the node's state unless the store has it already.
 
-        It has it if the output filled no page: then the end is the one that the prompt left.
+        It has it if the output filled no page: then the end is the one that the prompt left, and while its bytes are
+        still in memory the host can have them.
         """
         node_id = req.last_node
         slot = self._cache.tree_core.get_component_device_value(node_id, ComponentType.MAMBA)
@@ -85,11 +86,12 @@ class OutputEnds:
         if any(end.key == key for end in self._pending):
             return
         record, event = None, None
-        if self._store.lookup(key) is not None:
+        entry = self._store.lookup(key)
+        if entry is not None:
             self._store.touch(key)
             state = self._cache.tree_core.node_by_id(node_id).component_data[ComponentType.MAMBA]
-            if state.host_value is not None:
-                return
+            if state.host_value is not None or entry.state is EntryState.LIVE:
+                return  # what is on the SSD alone is read when it is asked for
         else:
             record = self._store.acquire_record() if self._store.records.free_for_writes else None
             if record is None:
