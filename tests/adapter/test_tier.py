@@ -298,7 +298,8 @@ def test_two_ranks_with_different_disks_stay_alike(fault_rate, seed) -> None:
         same([r.tier.fault_ins.version for r in ranks])
         same([sorted(r.tier.fault_ins._by_key) for r in ranks])
         same([r.engine.host_states.available_size() for r in ranks])
-        if step % 20 == 0:
+        # A read on its way holds a host slot that is not in the tree yet.
+        if step % 5 == 0 and not any(len(r.tier.fault_ins) + len(r.tier.final_states) for r in ranks):
             for r in ranks:
                 r.engine.check()
     for reqs in waiting:

@@ -178,7 +178,8 @@ def test_a_fixed_split_gives_the_same_answers(main: Server, servers: Servers, as
     answers = [fixed.generate(prompt, 16) for prompt in asked]
     for first, second in zip(one_pool, answers, strict=True):
         assert_same(first, second)
-        assert cached(first) == cached(second)
+        # How much depends on the intervals, which follow from what either server has seen before.
+        assert (cached(first) > 0) == (cached(second) > 0)
     tier = device(fixed)
     assert not tier["one_pool"] and abs(tier["total_bytes"] - total) < 0.01 * total
     assert HOST_SIZE  # both hold twice the device bytes on the host
