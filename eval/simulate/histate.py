@@ -21,8 +21,9 @@ from eval.simulate.offload import Cascade
 from eval.simulate.orders import MakeOrder, Order
 from eval.simulate.placement import Placement
 from eval.simulate.radix import Run, State
-from eval.simulate.spill import CleanKv, Spill
+from eval.simulate.spill import Spill
 from eval.simulate.system import Schedule
+from sglang_histate.policy.clean import CleanKv
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
 
@@ -52,8 +53,8 @@ class HiState(Cascade):
         self.buffers = BUFFERS
         self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)
-        self.clean = CleanKv(costs.page_bytes)
-        self.contents.kv_changed = self.clean.changed
+        self.clean = CleanKv(self.contents.tree)
+        self.contents.kv_changed = lambda run: self.clean.changed(run.id)
         self.spill = Spill(self)
         self.captures = dict.fromkeys(("stored", "no_buffer", "no_room"), 0)
 
@@ -129,7 +130,7 @@ class HiState(Cascade):
         return not at_end or any(child.kv >> Tier.HOST & 1 for child in run.children.values())
 
     def _next_victim(self, tier: Tier, order: Order) -> Unit | None:
-        if tier is Tier.HOST and self.clean.size_bytes:
+        if tier is Tier.HOST and self.clean.tokens:
             unit = order.victim(lambda unit: self.usable(tier, unit) and self._needs_no_write(unit))
             if unit is not None:
                 return unit

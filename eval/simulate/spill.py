@@ -23,48 +23,6 @@ if TYPE_CHECKING:
 _CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
 
-class CleanKv:
-    """Bytes of KV that could leave the host at once and would cost nothing but a read.
-
-    Those above KV that the SSD does not have do not count: it would have to go first.
-    """
-
-    def __init__(self, page_bytes: int) -> None:
-        self.size_bytes = 0
-        self._page_bytes = page_bytes
-        self._clean: dict[Run, int] = {}
-        self._blocks: dict[Run, Run] = {}  # run that has to go before its parent and would be lost -> parent
-        self._blocked: dict[Run, int] = {}  # how many of those it has below itself
-
-    def changed(self, run: Run) -> None:
-        """Where the KV of `run` is has changed, or its place in the tree has."""
-        changed = [run]
-        while changed:
-            one = changed.pop()
-            held = one.kv & _CACHED
-            clean = held == 1 << Tier.HOST and one.kv >> Tier.SSD & 1 and one not in self._blocked
-            size = len(one.pages) * self._page_bytes if clean else 0
-            self.size_bytes += size - self._clean.pop(one, 0)
-            if size:
-                self._clean[one] = size
-            changed += self._block(one, one.parent if held and not clean else None)
-
-    def _block(self, run: Run, parent: Run | None) -> list[Run]:
-        before = self._blocks.get(run)
-        if before is parent:
-            return []
-        if parent is None:
-            del self._blocks[run]
-        else:
-            self._blocks[run] = parent
-            self._blocked[parent] = self._blocked.get(parent, 0) + 1
-        if before is not None:
-            self._blocked[before] -= 1
-            if not self._blocked[before]:
-                del self._blocked[before]
-        return [one for one in (before, parent) if one is not None and one.parent is not None]
-
-
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """`pages` pages of a path, from page `first` on, that the SSD does not have; the last is in `run`."""
@@ -126,8 +84,8 @@ class Spill:
         One of them has to change before a fruitless search is worth another one.
         """
         system = self._system
-        free, clean = system.contents.kv_space[Tier.HOST].free, system.clean.size_bytes
-        return free // self._page, clean // self._page, system.contents.clock, sum(system.evictions.values())
+        free, clean = system.contents.kv_space[Tier.HOST].free, system.clean.tokens
+        return free // self._page, clean // PAGE_TOKENS, system.contents.clock, sum(system.evictions.values())
 
     def _has_buffers(self) -> bool:
         return self._system.free_buffers() > self._system.buffers // 2

@@ -12,6 +12,7 @@ from zlib import crc32
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.ssd_contents import SsdContents
+from sglang_histate.policy.clean import CleanKv
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.placement import NO_COPIES, Copies, Reason, place
 from sglang_histate.policy.prefix_nodes import Tier
@@ -92,20 +93,21 @@ class Ranking:
         )
         self.host = self._queue("host", Pool(Tier.HOST, state, kv))
         ssd_queue = self._queue("ssd", Pool(Tier.SSD, self._sizes.slab, self._sizes.slab_kv_token))
+        self._clean = CleanKv(self.tree)
         self.ssd = SsdContents(
-            self.tree, ssd_queue, self._sizes.page, self.residence.state, self._count_clean
+            self.tree, ssd_queue, self._sizes.page, self.residence.state, self._clean.changed
         )
-        # Node -> its pages, if its host KV can go at once and costs nothing but a read.
-        self._clean: dict[Any, int] = {}
-        self.clean_pages = 0
-        self._blocks: dict[Any, Any] = {}  # node that has to go before its parent and would be lost -> parent
-        self._blocked: dict[Any, int] = {}  # how many of those it has below itself
 
     def _queue(self, name: str, pool: Pool) -> EvictionQueue:
         settings = self._sizes.kv_token, self._tau, self._mode
         if self._journal is None:
             return EvictionQueue(self.tree, pool, *settings)
         return self._journal.queue(name, self.tree, pool, *settings)
+
+    @property
+    def clean_pages(self) -> int:
+        """Pages of the host whose KV could go at once and would cost nothing but a read."""
+        return self._clean.tokens // self._sizes.page
 
     def host_pages(self, *, kv_tokens: int, states: int) -> int:
         """Return the pages that KV and states take in the host arena; `kv_tokens` in whole pages."""
@@ -153,41 +155,7 @@ class Ranking:
             if changed & bit:
                 self.tree.set_checkpoint(node.id, len(node.key), tier, bool(now & bit))
         if changed & _KV:
-            self._count_clean(node.id)
-
-    def _count_clean(self, node: Any) -> None:
-        """Keep count of the host's pages whose KV the SSD has too, and the device has not.
-
-        Those above KV that the SSD does not have do not count: it would have to go first.
-        """
-        changed = [node]
-        while changed:
-            node = changed.pop()
-            kv = self._where.get(node, 0) & _KV
-            clean = kv == _KV_HOST and self.ssd.has_kv(node) and node not in self._blocked
-            pages = self.tree.tokens(node) // self._sizes.page if clean else 0
-            self.clean_pages += pages - self._clean.pop(node, 0)
-            if pages:
-                self._clean[node] = pages
-            changed += self._block(node, self.tree.parent(node) if kv and not clean else None)
-
-    def _block(self, node: Any, parent: Any | None) -> list[Any]:
-        """Say which parent `node` keeps from going, None for none; return the nodes for which that changes something."""
-        before = self._blocks.get(node)
-        if before == parent:
-            return []
-        if parent is None:
-            del self._blocks[node]
-        else:
-            self._blocks[node] = parent
-            self._blocked[parent] = self._blocked.get(parent, 0) + 1
-        if before is not None:
-            self._blocked[before] -= 1
-            if not self._blocked[before]:
-                del self._blocked[before]
-        return [
-            one for one in (before, parent) if one is not None and one != self.tree.root and one in self.tree
-        ]
+            self._clean.changed(node.id)
 
     def _is_in_tree(self, node: Any) -> bool:
         parent = node.parent
@@ -204,15 +172,13 @@ class Ranking:
             self._since[upper.id] = self._since[child.id]
         self.sync(upper)
         self.sync(child)
-        self._count_clean(upper.id)
-        self._count_clean(child.id)
+        self._clean.changed(upper.id)
+        self._clean.changed(child.id)
 
     def removed(self, node: Any) -> None:
         """`node` is no longer in the tree: no tier has its KV, so its checkpoints are of no use."""
         self._where.pop(node.id)
-        self.clean_pages -= self._clean.pop(node.id, 0)
-        for other in self._block(node.id, None):
-            self._count_clean(other)
+        self._clean.removed(node.id)
         since = self._since.pop(node.id, None)
         if since is not None:
             self.residence.kv.evicted(since, self.clock)
@@ -333,8 +299,8 @@ class Ranking:
             if on_ssd and full.host_value is not None and full.value is None:
                 below = [child.id for child in node.children.values()]
                 if all(child in clean or not self._where[child] & _KV for child in below):
-                    clean[node.id] = len(node.key) // self._sizes.page
-        assert self._clean == clean and self.clean_pages == sum(clean.values())
+                    clean[node.id] = len(node.key)
+        assert self._clean.by_node() == clean and self._clean.tokens == sum(clean.values())
 
 
 def attach_ranking(

@@ -130,18 +130,20 @@ class SsdContents:
         if homeless is not None:
             return homeless, None
 
-        def first_usable(unit: Unit) -> Key | None:
-            return next((name for name in self._parts(unit) if usable(name)), None)
+        name: Key | None = None
 
-        while True:
-            unit = self._queue.victim(lambda unit: first_usable(unit) is not None or not self._parts(unit))
-            if unit is None:
-                return None
-            name = first_usable(unit)
+        def gives(unit: Unit) -> bool:
+            nonlocal name
+            parts = self._parts(unit)
+            name = next(filter(usable, parts), None)
+            return name is not None or not parts
+
+        while (unit := self._queue.victim(gives)) is not None:
             if name is not None:
                 return name, unit
             forgotten(unit)
             self._forget(unit)
+        return None
 
     def _parts(self, unit: Unit) -> list[Key]:
         """Return a unit's records, those of the deepest tokens first. What it shares with tokens before stays."""
@@ -151,7 +153,8 @@ class SsdContents:
             parts[Key(self.marks.key_at(*unit.checkpoint))] = None
         for node, first in self._pages(unit):
             for piece in reversed(self.extents.pieces(node)):
-                if piece.at >= first and self._begins_in(unit, piece.key):
+                # Only what a node begins with can belong to an extent that begins before it.
+                if piece.at >= first and (piece.at or self._begins_in(unit, piece.key)):
                     parts[Key(piece.key, RecordKind.KV)] = None
         return list(parts)
 
