@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from eval.aligned import aligned
 from eval.quantile import quantile as quantile
 from sglang_histate.policy.score import Eviction
 
@@ -75,14 +76,7 @@ def table(rows: Sequence[Row]) -> str:
                 "-" if not base else f"{row.lost / base:.3f}",
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    return aligned(lines)
 
 
 _TIERS = ("device", "host", "ssd")

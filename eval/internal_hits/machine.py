@@ -22,8 +22,13 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "sglang": metadata.version("sglang"),
         "torch": metadata.version("torch"),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "commit": commit(),
     }
+
+
+def commit() -> str | None:
+    """Return the short name of this source's commit, None outside a repository."""
+    return _output("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
 
 
 def load() -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import asdict
 
+from eval.aligned import aligned
 from eval.measure.findings import LANDING_EDGES, Findings, Row
 from eval.measure.placements import Placement
 from eval.simulate.budgets import Budgets
@@ -50,16 +50,18 @@ def tables(found: Findings) -> str:
     if found.internal:
         parts += [
             "Internal hits by how far before the end of a turn they land:",
-            _aligned(
-                ("tokens before the end", "requests", "computed again", "HiState saves s"),
+            aligned(
                 [
-                    (
-                        "more" if one.upto is None else f"up to {one.upto:,}",
-                        f"{one.requests:,}",
-                        f"{one.again:,}",
-                        f"{one.saved_s:,.2f}",
-                    )
-                    for one in found.landings
+                    ("tokens before the end", "requests", "computed again", "HiState saves s"),
+                    *(
+                        (
+                            "more" if one.upto is None else f"up to {one.upto:,}",
+                            f"{one.requests:,}",
+                            f"{one.again:,}",
+                            f"{one.saved_s:,.2f}",
+                        )
+                        for one in found.landings
+                    ),
                 ],
             ),
             "Past the turn end before them they land "
@@ -69,20 +71,22 @@ def tables(found: Findings) -> str:
         ]
     parts += [
         "Checkpoints at, with room for everything:",
-        _aligned(
-            (
-                "",
-                "hit %",
-                "computed",
-                "KV there",
-                "prefill s",
-                "mean ms",
-                "p99 ms",
-                "internal ms",
-                "taken",
-                "bytes",
-            ),
-            [_cells(row) for row in found.rows],
+        aligned(
+            [
+                (
+                    "",
+                    "hit %",
+                    "computed",
+                    "KV there",
+                    "prefill s",
+                    "mean ms",
+                    "p99 ms",
+                    "internal ms",
+                    "taken",
+                    "bytes",
+                ),
+                *(_cells(row) for row in found.rows),
+            ],
         ),
     ]
     return "\n".join(parts)
@@ -161,15 +165,3 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )

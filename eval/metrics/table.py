@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eval.aligned import aligned
 from eval.metrics.runs import Comparison
 from eval.metrics.sensitivity import sensitive
 from eval.metrics.system_figures import Part, SystemFigures, figures
@@ -29,13 +30,16 @@ def text_table(comparison: Comparison, baseline: str | None = None) -> str:
     """
     chosen = sensitive(comparison, baseline)
     found = list(figures(comparison, chosen).values())
-    parts = [f"All requests of {comparison.workload}", _layout([_row(one, one.all) for one in found])]
+    parts = [
+        f"All requests of {comparison.workload}",
+        aligned([_HEADER, *(_row(one, one.all) for one in found)]),
+    ]
     rows = [_row(one, one.sensitive) for one in found if one.sensitive is not None and one.sensitive.requests]
     parts.append(
         f"Reuse-sensitive requests: {chosen.rule}" + ("" if rows or chosen.keys is None else ": none")
     )
     if rows:
-        parts.append(_layout(rows))
+        parts.append(aligned([_HEADER, *rows]))
     return "\n".join(parts)
 
 
@@ -61,15 +65,3 @@ def _row(one: SystemFigures, part: Part) -> tuple[str, ...]:
 def shown(value: float | None, places: int, factor: float = 1.0) -> str:
     """A number times `factor` with so many places, "-" if it is not known."""
     return "-" if value is None else f"{value * factor:,.{places}f}"
-
-
-def _layout(rows: list[tuple[str, ...]]) -> str:
-    lines = [_HEADER, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from eval.internal_hits import machine
 from eval.records import Record, RecordWriter, RunFacts
 from eval.simulate.budgets import Budgets
 from eval.simulate.costs import Costs
@@ -72,24 +72,8 @@ def simulate(system: str, sessions: Sequence[Session], setting: Setting, path: P
         **under_test.facts(),
     }
     workload = f"{setting.workload}, {setting.live} live, pauses up to {setting.cap_s:g} s"
-    run = RunFacts(system, "simulation", workload, commit(), setting.command, facts)
+    run = RunFacts(system, "simulation", workload, machine.commit() or "unknown", setting.command, facts)
     with RecordWriter(path, run) as writer:
         for record in records:
             writer.add(record)
     return Done(system, path, len(records), time.monotonic() - began)
-
-
-def commit() -> str:
-    """Return the short name of the source's commit, "unknown" outside a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip() or "unknown"
