@@ -6,6 +6,7 @@ part of an extent, and an extent may have pieces in several nodes, all on one pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,9 @@ class KvExtents:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._nodes
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._nodes)
 
     def add(self, node: Any, piece: Piece) -> None:
         """The SSD has these pages of `node`, which it had not before."""

@@ -123,6 +123,8 @@ class SsdContents:
     ) -> tuple[Key, Unit | None] | None:
         """Return what gives up its slab next: something without a place, or a piece of the unit that costs least.
 
+        Where there is no unit left, a piece of KV that the SSD has only in part.
+
         A unit all of whose KV lies in extents that begin before it has no slab to give. It is forgotten, and
         `forgotten` hears of it; its slabs are free when the unit before goes.
         """
@@ -143,7 +145,17 @@ class SsdContents:
                 return name, unit
             forgotten(unit)
             self._forget(unit)
-        return None
+        return next(((name, None) for name in self._in_part() if usable(name)), None)
+
+    def _in_part(self) -> Iterator[Key]:
+        """Yield extents of nodes of which the SSD has not all KV: no unit has them, but they have slabs.
+
+        They come last. A spill completes such nodes one extent at a time.
+        """
+        for key in self.extents:
+            node, _ = self.extents.first_page(key)
+            if not self.has_kv(node):
+                yield Key(key, RecordKind.KV)
 
     def _parts(self, unit: Unit) -> list[Key]:
         """Return a unit's records, those of the deepest tokens first. What it shares with tokens before stays."""

@@ -351,6 +351,26 @@ def test_what_a_turn_shares_with_the_one_before_goes_with_that(bench) -> None:
     bench.check_idle()
 
 
+def test_kv_that_the_ssd_has_in_part_gives_its_slabs_up_when_nothing_else_can(bench) -> None:
+    """The host still has the whole node; what is left of it on the SSD belongs to no unit of the ranking."""
+    ids = tokens((1, 12 * PAGE))
+    bench.visit(ids)
+    bench.off_device()
+    (node,) = all_nodes(bench)
+    bench.tier.kv_spill._start([node.id], 12)
+    bench.drain()
+    lost = bench.ranking.ssd.extents.keys(node.id)[1]
+    bench.store.drop(lost, DropReason.EVICTED, kind=RecordKind.KV)
+    kinds = []
+    while (name := bench.ranking._ssd_victim()) is not None:
+        bench.store.drop(name.hash, DropReason.EVICTED, kind=name.kind)
+        kinds.append(name.kind)
+        bench.engine.check()
+    assert kinds == [RecordKind.CHECKPOINT, RecordKind.KV, RecordKind.KV] and extents(bench) == 0
+    assert len(ids) == bench.match(ids).full_kv_hit_length, "the host lost nothing"
+    bench.check_idle()
+
+
 def test_turns_of_any_length_on_a_small_ssd() -> None:
     """What it gives up is always the end of a session: what comes back is a turn's end, and right."""
     draw = random.Random(5)
