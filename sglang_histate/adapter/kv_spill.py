@@ -114,6 +114,8 @@ class KvSpill:
 
     def finish(self, count: int) -> None:
         """Hand the `count` oldest copies to the store and unlock their nodes."""
+        if count:
+            self._fruitless = None  # what was busy may have more to copy
         for spill in [self._pending.popleft() for _ in range(count)]:
             spill.copied.result()
             self._put(spill)
