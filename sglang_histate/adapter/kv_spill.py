@@ -32,12 +32,19 @@ class Spill:
 
     nodes: tuple[Any, ...]
     first: int
-    pages: int
-    key: bytes
+    page_keys: tuple[bytes, ...]
     parent: bytes
     record: Record
     lock: Any
     copied: Future[None]
+
+    @property
+    def pages(self) -> int:
+        return len(self.page_keys)
+
+    @property
+    def key(self) -> bytes:
+        return self.page_keys[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +205,20 @@ class KvSpill:
         node = self._core.node_by_id(run.node_id)
         parts = list(parts_of_run(node, run.end, first, count, size))
         pages: list[int] = []
+        page_keys: list[bytes] = []
         for part in reversed(parts):
             value = part.node.component_data[ComponentType.FULL].host_value
             tokens = value[part.at * size : (part.at + part.pages) * size : size]
             pages += [int(token) // size for token in tokens]
+            page_keys += names.of(part.node.id)[part.at : part.at + part.pages]
         deepest, top = parts[0], parts[-1]
-        key = names.of(deepest.node.id)[deepest.at + deepest.pages - 1]
         parent = names.of(top.node.id)[top.at - 1] if top.at else self._name_before(top.node)
         # What is above a locked node of the host cannot go either.
         lock = self._cache.inc_host_lock_ref(deepest.node.id).to_dec_params()
         copied = self._thread.submit(self._copy, record, pages)
         nodes = tuple(part.node.id for part in parts)
         self._busy.update(nodes)
-        self._pending.append(Spill(nodes, first, count, key, parent, record, lock, copied))
+        self._pending.append(Spill(nodes, first, tuple(page_keys), parent, record, lock, copied))
 
     def _name_before(self, node: Any) -> bytes:
         above = node.parent
@@ -226,9 +234,7 @@ class KvSpill:
 
     def _put(self, spill: Spill) -> None:
         at_token = (spill.first + spill.pages) * self._page_size
-        result = self._store.put_extent(
-            spill.key, at_token, spill.record, parent=spill.parent, n_pages=spill.pages
-        )
+        result = self._store.put_extent(spill.page_keys, at_token, spill.record, parent=spill.parent)
         first, pages, hidden = spill.first, spill.pages, 0
         if result is PutResult.ALREADY_STORED:
             # From another time; it ends with the same page, but may begin elsewhere.

@@ -2,7 +2,7 @@
 
 from .index import Entry, EntryState
 from .kinds import Key, RecordKind
-from .layout import NO_PARENT, Fingerprint, RecordLayout
+from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .operations import Committed, ReadTicket, WriteOutcome
 from .probe import DirectoryFacts, check_directory, probe_directory
 from .reasons import DropReason, MissReason, PutResult, StoreError
@@ -11,6 +11,7 @@ from .stats import KindStats, StoreStats
 from .store import CheckpointStore
 
 __all__ = [
+    "NO_NAMESPACE",
     "NO_PARENT",
     "CheckpointStore",
     "Committed",

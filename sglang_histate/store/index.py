@@ -28,16 +28,18 @@ class EntryState(StrEnum):
 class Entry:
     """One record. Callers read the fields before `slab`, and `state`; the rest belongs to the store.
 
-    `key` is the hash of the record's last page and `at_token` where it ends. An extent has `n_pages` pages,
-    the first of which follows the page `parent` (NO_PARENT at the start of a sequence), so the extent before
-    it, if stored, has the key `parent`. A checkpoint has neither.
+    `key` is the hash of the record's last page and `at_token` where it ends. `namespace` says who may use it.
+    An extent has `page_keys`, the hashes of its pages: the last is `key`, the first follows the page `parent`
+    (NO_PARENT at the start of a sequence), so the extent before it, if stored, has the key `parent`. A
+    checkpoint has neither.
     """
 
     key: bytes
     kind: RecordKind
     at_token: int
     parent: bytes
-    n_pages: int
+    page_keys: tuple[bytes, ...]
+    namespace: bytes
     slab: int
     generation: int
     state: EntryState = EntryState.WRITING
@@ -47,6 +49,11 @@ class Entry:
     @property
     def name(self) -> Key:
         return Key(self.key, self.kind)
+
+    @property
+    def n_pages(self) -> int:
+        """KV pages of an extent; 0 for a checkpoint."""
+        return len(self.page_keys)
 
     @property
     def in_use(self) -> bool:
@@ -70,7 +77,10 @@ class Index:
 
     def insert(self, entry: Entry) -> None:
         assert entry.name not in self._entries
-        assert entry.kind is RecordKind.KV or (entry.parent == NO_PARENT and entry.n_pages == 0)
+        if entry.kind is RecordKind.KV:
+            assert entry.page_keys[-1] == entry.key
+        else:
+            assert entry.parent == NO_PARENT and not entry.page_keys
         self._entries[entry.name] = entry
 
     def touch(self, name: Key) -> None:

@@ -16,15 +16,17 @@ import xxhash
 
 from .kinds import RecordKind
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PAGE_BYTES = 4096
 SUPERBLOCK_BYTES = PAGE_BYTES
 KEY_BYTES = 32
 NO_PARENT = bytes(KEY_BYTES)
+NAMESPACE_BYTES = 16
+NO_NAMESPACE = bytes(NAMESPACE_BYTES)
 MAX_SEGMENTS = 256
-# An extent of more pages would be mostly header; only pages of a few hundred bytes come near it.
+# Bounds the header of an extent, which names every page of it; only pages of a few hundred bytes come near it.
 MAX_PAGES_PER_EXTENT = 4096
-FIXED_HEADER_BYTES = 136  # of a slab header, before the sums
+FIXED_HEADER_BYTES = 152  # of a slab header, before the sums
 SUM_BYTES = 8
 
 _WRITES_PER_EPOCH_BITS = 40
@@ -100,8 +102,9 @@ class RecordLayout:
 
     @cached_property
     def header_bytes(self) -> int:
-        most_parts = max(len(self.segment_bytes), self.pages_per_extent)
-        return pages(FIXED_HEADER_BYTES + SUM_BYTES * (most_parts + 1))
+        sums_only = SUM_BYTES * len(self.segment_bytes)
+        sums_and_names = (SUM_BYTES + KEY_BYTES) * self.pages_per_extent
+        return pages(FIXED_HEADER_BYTES + max(sums_only, sums_and_names) + SUM_BYTES)
 
     @cached_property
     def slab_bytes(self) -> int:

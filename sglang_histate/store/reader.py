@@ -136,6 +136,8 @@ def mismatch(header: SlabHeader, entry: Entry, layout: RecordLayout) -> MissReas
         return MissReason.WRONG_KIND
     if (header.key, header.parent, header.at_token) != (entry.key, entry.parent, entry.at_token):
         return MissReason.WRONG_KEY
+    if (header.page_keys, header.namespace) != (entry.page_keys, entry.namespace):
+        return MissReason.WRONG_KEY
     n_parts = len(layout.part_bytes(entry.kind, entry.n_pages))
     content_bytes = layout.content_bytes(entry.kind, entry.n_pages)
     if (len(header.part_sums), header.content_bytes) != (n_parts, content_bytes):

@@ -36,7 +36,7 @@ class MissReason(StrEnum):
     CORRUPT_HEADER = "corrupt_header"  # magic, version or header checksum
     WRONG_FINGERPRINT = "wrong_fingerprint"
     WRONG_KIND = "wrong_kind"  # a checkpoint where an extent should be, or the other way round
-    WRONG_KEY = "wrong_key"  # key, parent or token position
+    WRONG_KEY = "wrong_key"  # key, hashes of the pages, parent, token position or namespace
     WRONG_GENERATION = "wrong_generation"  # an older record: the write of this one never reached the disk
     WRONG_LENGTH = "wrong_length"
     CORRUPT_SEGMENT = "corrupt_segment"  # of a checkpoint

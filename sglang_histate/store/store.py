@@ -36,7 +36,15 @@ from .events import EventLog
 from .in_flight import InFlight
 from .index import Entry
 from .kinds import Key, RecordKind
-from .layout import KEY_BYTES, NO_PARENT, Fingerprint, RecordLayout, generation
+from .layout import (
+    KEY_BYTES,
+    NAMESPACE_BYTES,
+    NO_NAMESPACE,
+    NO_PARENT,
+    Fingerprint,
+    RecordLayout,
+    generation,
+)
 from .occupancy import ChooseVictim, Occupancy, OnGone, OnPresent
 from .opening import open_disk, start_epoch
 from .operations import Committed, Deliver, ReadTicket, WriteOperation
@@ -177,26 +185,35 @@ class CheckpointStore:
         """Give back a record that was not put."""
         self.records.release(record)
 
-    def put(self, key: bytes, at_token: int, record: Record) -> PutResult:
+    def put(self, key: bytes, at_token: int, record: Record, *, namespace: bytes = NO_NAMESPACE) -> PutResult:
         """Store the checkpoint in `record` under `key`. The record is the store's now, whatever the result.
 
-        A record that nothing uses gives up its slab if none is free. Puts that the breaker refuses count
+        `namespace` (16 bytes) says who may use it: it is kept with the record and never looked at here. A record that nothing uses gives up its slab if none is free. Puts that the breaker refuses count
         towards its end.
         """
-        return self._put(Key(key, RecordKind.CHECKPOINT), at_token, record, NO_PARENT, 0)
+        return self._put(RecordKind.CHECKPOINT, key, at_token, record, NO_PARENT, (), namespace)
 
     def put_extent(
-        self, key: bytes, at_token: int, record: Record, *, parent: bytes, n_pages: int
+        self,
+        page_keys: tuple[bytes, ...],
+        at_token: int,
+        record: Record,
+        *,
+        parent: bytes,
+        namespace: bytes = NO_NAMESPACE,
     ) -> PutResult:
-        """Store the first `n_pages` (1 to `layout.pages_per_extent`) of `record.kv_pages`, like `put`.
+        """Store the first pages of `record.kv_pages`, as many as `page_keys` names, like `put`.
 
-        `key` is the hash of the last page and `at_token` its end; `parent` is the hash of the page before the
-        first one, NO_PARENT at the start of a sequence. An extent with this key that is there already stays
-        as it is, also if it has fewer pages: see `lookup`, and `drop` it first where that matters.
+        `page_keys` are the hashes of 1 to `layout.pages_per_extent` consecutive pages; the last one is the key
+        and `at_token` its end. `parent` is the hash of the page before the first one, NO_PARENT at the start
+        of a sequence. An extent with this key that is there already stays as it is, also if it has fewer
+        pages: see `lookup`, and `drop` it first where that matters.
         """
+        n_pages = len(page_keys)
         assert 1 <= n_pages <= self.layout.pages_per_extent, f"{n_pages} pages do not fit into a slab"
-        assert len(parent) == KEY_BYTES, f"a page hash has {KEY_BYTES} bytes"
-        return self._put(Key(key, RecordKind.KV), at_token, record, parent, n_pages)
+        for name in (parent, *page_keys):
+            assert len(name) == KEY_BYTES, f"a page hash has {KEY_BYTES} bytes"
+        return self._put(RecordKind.KV, page_keys[-1], at_token, record, parent, tuple(page_keys), namespace)
 
     def begin_read(
         self, key: bytes, deliver: Deliver | None = None, *, kind: RecordKind = RecordKind.CHECKPOINT
@@ -310,7 +327,17 @@ class CheckpointStore:
         Entries by last use, free slabs, free buffers, counts of operations, and whether the breaker is open.
         """
         entries = tuple(
-            (e.key, e.kind.value, e.at_token, e.parent, e.n_pages, e.state.value, e.slab, e.pins)
+            (
+                e.key,
+                e.kind.value,
+                e.at_token,
+                e.parent,
+                e.page_keys,
+                e.namespace,
+                e.state.value,
+                e.slab,
+                e.pins,
+            )
             for e in self._index
         )
         counts = (
@@ -350,8 +377,19 @@ class CheckpointStore:
             kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in self._counters.items()},
         )
 
-    def _put(self, name: Key, at_token: int, record: Record, parent: bytes, n_pages: int) -> PutResult:
-        assert len(name.hash) == KEY_BYTES, f"a key has {KEY_BYTES} bytes"
+    def _put(
+        self,
+        kind: RecordKind,
+        key: bytes,
+        at_token: int,
+        record: Record,
+        parent: bytes,
+        page_keys: tuple[bytes, ...],
+        namespace: bytes,
+    ) -> PutResult:
+        name = Key(key, kind)
+        assert len(key) == KEY_BYTES, f"a key has {KEY_BYTES} bytes"
+        assert len(namespace) == NAMESPACE_BYTES, f"a namespace has {NAMESPACE_BYTES} bytes"
         assert record.refs == 1, "only a record fresh from acquire_record can be put"
         result = self._admit(name)
         self._counters[name.kind].puts[result] += 1
@@ -362,7 +400,7 @@ class CheckpointStore:
         assert slab is not None
         self._writes_submitted += 1
         number = generation(self._epoch, self._writes_submitted)
-        entry = Entry(name.hash, name.kind, at_token, parent, n_pages, slab, number, record=record)
+        entry = Entry(key, kind, at_token, parent, page_keys, namespace, slab, number, record=record)
         operation = WriteOperation(entry, record, captured_at_us=int(self._clock() * 1e6))
         self._writes.submit(operation)
         self._writer.submit(operation)

@@ -76,6 +76,8 @@ class Writer:
             generation=entry.generation,
             key=entry.key,
             parent=entry.parent,
+            page_keys=entry.page_keys,
+            namespace=entry.namespace,
             at_token=entry.at_token,
             content_bytes=layout.content_bytes(entry.kind, entry.n_pages),
             captured_at_us=operation.captured_at_us,

@@ -65,7 +65,12 @@ def put_extent(
     record = store.acquire_record()
     assert record is not None
     fill_extent(record, n_pages, number if fill is None else fill)
-    return store.put_extent(key(number), 64 * number, record, parent=parent, n_pages=n_pages)
+    return store.put_extent(page_keys(number, n_pages), 64 * number, record, parent=parent)
+
+
+def page_keys(number: int, n_pages: int) -> tuple[bytes, ...]:
+    """Names of the pages of the extent `key(number)`."""
+    return (*(key(1000 * (number + 1) + page) for page in range(n_pages - 1)), key(number))
 
 
 def fill_extent(record, n_pages: int, fill: int) -> None:

@@ -19,7 +19,7 @@ from sglang_histate.store import (
 )
 from sglang_histate.store.blocks import SlabHeader
 
-from .conftest import LAYOUT, SLAB, is_extent, key, open_store, put, put_extent, settle
+from .conftest import LAYOUT, SLAB, is_extent, key, open_store, page_keys, put, put_extent, settle
 from .fakes import FakeDisk
 
 KV, CHECKPOINT = RecordKind.KV, RecordKind.CHECKPOINT
@@ -225,11 +225,13 @@ def _header_at(disk: FakeDisk, slab: int) -> tuple[int, SlabHeader]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (dict(kind=CHECKPOINT, parent=NO_PARENT), MissReason.WRONG_KIND),
-        (dict(key=key(2)), MissReason.WRONG_KEY),
+        (dict(kind=CHECKPOINT, parent=NO_PARENT, page_keys=()), MissReason.WRONG_KIND),
+        (dict(key=key(2), page_keys=page_keys(2, 3)), MissReason.WRONG_KEY),
+        (dict(page_keys=(key(7), key(8), key(1))), MissReason.WRONG_KEY),
+        (dict(namespace=bytes(15) + b"1"), MissReason.WRONG_KEY),
         (dict(parent=key(2)), MissReason.WRONG_KEY),
         (dict(at_token=128), MissReason.WRONG_KEY),
-        (dict(part_sums=(1, 2)), MissReason.WRONG_LENGTH),
+        (dict(part_sums=(1, 2), page_keys=page_keys(1, 3)[1:]), MissReason.WRONG_KEY),
         (dict(content_bytes=6000), MissReason.WRONG_LENGTH),
         (dict(generation=1), MissReason.WRONG_GENERATION),
         (dict(fingerprint_half=bytes(16)), MissReason.WRONG_FINGERPRINT),
@@ -251,7 +253,9 @@ def test_an_extent_where_a_checkpoint_should_be(store, disk):
     put(store, 1)
     settle(store)
     offset, header = _header_at(disk, store.lookup(key(1)).slab)
-    disk.content[offset : offset + 4096] = dataclasses.replace(header, kind=KV).pack(4096)
+    disk.content[offset : offset + 4096] = dataclasses.replace(
+        header, kind=KV, page_keys=page_keys(1, 3)
+    ).pack(4096)
     assert read(store, 1, CHECKPOINT).miss_reason is MissReason.WRONG_KIND
 
 
@@ -304,7 +308,7 @@ def test_a_slab_stays_taken_while_a_dropped_extent_is_read(store, disk):
 def test_extents_that_do_not_fit_are_a_defect_of_the_caller(store, n_pages):
     record = store.acquire_record()
     with pytest.raises(AssertionError):
-        store.put_extent(key(1), 64, record, parent=NO_PARENT, n_pages=n_pages)
+        store.put_extent(tuple(map(key, range(n_pages))), 64, record, parent=NO_PARENT)
     store.release_record(record)
 
 
@@ -313,7 +317,7 @@ def test_a_layout_without_kv_takes_no_extents():
     record = store.acquire_record()
     assert record.kv_pages.shape == (0, 0)
     with pytest.raises(AssertionError):
-        store.put_extent(key(1), 64, record, parent=NO_PARENT, n_pages=1)
+        store.put_extent((key(1),), 64, record, parent=NO_PARENT)
     store.close()
 
 

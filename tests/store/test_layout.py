@@ -1,4 +1,4 @@
-"""The bytes of format version 2. These tests must never change: a change of format is a new version."""
+"""The bytes of format version 3. These tests must never change: a change of format is a new version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,13 @@ def _header() -> SlabHeader:
 
 def _extent_header() -> SlabHeader:
     return dataclasses.replace(
-        _header(), kind=RecordKind.KV, content_bytes=9000, part_sums=(5, 6, 7), parent=bytes(range(64, 96))
+        _header(),
+        kind=RecordKind.KV,
+        content_bytes=9000,
+        part_sums=(5, 6, 7),
+        parent=bytes(range(64, 96)),
+        page_keys=(b"\xaa" * 32, b"\xbb" * 32, bytes(range(32))),
+        namespace=bytes(range(0x60, 0x70)),
     )
 
 
@@ -48,17 +54,21 @@ def _sealed(golden: str) -> bytes:
 
 def test_golden_header_of_a_checkpoint():
     packed = _header().pack(4096)
-    assert packed == _sealed(
-        "48 49 53 4c 41 42 00 00"  # magic
-        "02 00 00 00  01 00 00 00"  # version, kind
-        "02 00 00 00  00 00 00 00"  # segments
-        "07 00 00 00 00 03 00 00"  # generation 3 * 2^40 + 7
-        f"{HASH} {ZEROS}"  # key, no parent
-        "00 10 00 00 00 00 00 00"  # at_token
-        "b4 24 00 00 00 00 00 00"  # content bytes
-        "00 40 1e 18 24 0a 06 00"  # captured at
-        "f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc fd fe ff"  # fingerprint
-        "01 00 00 00 00 00 00 00  08 07 06 05 04 03 02 01"  # sums
+    assert (
+        packed
+        == _sealed(
+            "48 49 53 4c 41 42 00 00"  # magic
+            "03 00 00 00  01 00 00 00"  # version, kind
+            "02 00 00 00  00 00 00 00"  # segments
+            "07 00 00 00 00 03 00 00"  # generation 3 * 2^40 + 7
+            f"{HASH} {ZEROS}"  # key, no parent
+            "00 10 00 00 00 00 00 00"  # at_token
+            "b4 24 00 00 00 00 00 00"  # content bytes
+            "00 40 1e 18 24 0a 06 00"  # captured at
+            "f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc fd fe ff"  # fingerprint
+            f"{ZEROS[:48]}"  # no namespace
+            "01 00 00 00 00 00 00 00  08 07 06 05 04 03 02 01"  # sums
+        )
     )
     parsed = SlabHeader.parse(packed)
     assert parsed == _header() and parsed.n_pages == 0 and parsed.parent == NO_PARENT
@@ -68,7 +78,7 @@ def test_golden_header_of_an_extent():
     packed = _extent_header().pack(4096)
     assert packed == _sealed(
         "48 49 53 4c 41 42 00 00"
-        "02 00 00 00  02 00 00 00"  # version, kind
+        "03 00 00 00  02 00 00 00"  # version, kind
         "03 00 00 00  00 00 00 00"  # pages
         "07 00 00 00 00 03 00 00"
         f"{HASH}"
@@ -78,7 +88,9 @@ def test_golden_header_of_an_extent():
         "28 23 00 00 00 00 00 00"
         "00 40 1e 18 24 0a 06 00"
         "f0 f1 f2 f3 f4 f5 f6 f7 f8 f9 fa fb fc fd fe ff"
+        "60 61 62 63 64 65 66 67 68 69 6a 6b 6c 6d 6e 6f"  # namespace
         "05 00 00 00 00 00 00 00  06 00 00 00 00 00 00 00  07 00 00 00 00 00 00 00"
+        f"{'aa ' * 32} {'bb ' * 32} {HASH}"  # pages
     )
     parsed = SlabHeader.parse(packed)
     assert parsed == _extent_header() and parsed.n_pages == 3
@@ -88,24 +100,25 @@ def test_golden_superblock():
     layout = RecordLayout((5000, 300, 4096), kv_page_bytes=3000)
     fingerprint = Fingerprint.of({"model": "m"}, layout)
     assert fingerprint.canonical_json == (
-        b'{"format":2,"identity":{"model":"m"},"kv_page_bytes":3000,"segment_bytes":[5000,300,4096]}'
+        b'{"format":3,"identity":{"model":"m"},"kv_page_bytes":3000,"segment_bytes":[5000,300,4096]}'
     )
-    packed = Superblock.of(layout, 5, fingerprint, epoch=9).pack()
+    packed = Superblock.of(layout, 5, fingerprint, epoch=9, oldest_valid=258, clean=True).pack()
     text = fingerprint.canonical_json
-    golden = (
+    first = (
         b"HISTATE\0"
-        + bytes.fromhex("02000000 03000000")
+        + bytes.fromhex("03000000 03000000")
         + fingerprint.digest
         + bytes.fromhex("0040000000000000 0500000000000000 b424000000000000 0900000000000000")
         + bytes.fromhex("00100000")
         + len(text).to_bytes(4, "little")
         + bytes.fromhex("b80b000000000000")
-        + text
-    ).ljust(4088, b"\0")
-    assert packed == golden + xxhash.xxh3_64_intdigest(golden).to_bytes(8, "little")
+        + bytes.fromhex("0201000000000000 01000000")
+    ).ljust(504, b"\0")
+    rest = text.ljust(4096 - 512, b"\0")
+    assert packed == first + xxhash.xxh3_64_intdigest(first + rest).to_bytes(8, "little") + rest
     parsed = Superblock.parse(packed)
     assert parsed is not None and parsed.epoch == 9 and parsed.fingerprint_json == text
-    assert parsed.kv_page_bytes == 3000
+    assert parsed.kv_page_bytes == 3000 and parsed.oldest_valid == 258 and parsed.clean
 
 
 def test_long_fingerprint_is_cut_but_its_digest_is_whole():
@@ -113,7 +126,7 @@ def test_long_fingerprint_is_cut_but_its_digest_is_whole():
     fingerprint = Fingerprint.of({"notes": "x" * 9000}, layout)
     parsed = Superblock.parse(Superblock.of(layout, 2, fingerprint, 1).pack())
     assert parsed is not None
-    assert parsed.fingerprint_json == fingerprint.canonical_json[:3992]
+    assert parsed.fingerprint_json == fingerprint.canonical_json[:3584]
     assert parsed.fingerprint_json_bytes == len(fingerprint.canonical_json)
     assert parsed.fingerprint_sha256 == fingerprint.digest
 
@@ -121,7 +134,7 @@ def test_long_fingerprint_is_cut_but_its_digest_is_whole():
 @pytest.mark.parametrize("header", [_header(), _extent_header()])
 def test_any_flipped_bit_of_a_header_is_noticed(header: SlabHeader):
     packed = bytearray(header.pack(4096))
-    for position in [*range(0, 170), 2000, 4087, 4088, 4095]:
+    for position in [*range(0, 300), 2000, 4087, 4088, 4095]:
         packed[position] ^= 1
         assert SlabHeader.parse(bytes(packed)) is None, position
         packed[position] ^= 1
@@ -133,7 +146,7 @@ def test_any_flipped_bit_of_a_header_is_noticed(header: SlabHeader):
 @pytest.mark.parametrize(
     ("position", "value"),
     [
-        (8, 1),  # the version before this one
+        (8, 2),  # the version before this one
         (12, 0),
         (12, 3),  # a kind of a later version
         (16, 200),
@@ -164,10 +177,10 @@ def test_layout_sizes(segments: int):
     ("payload", "page", "n_pages", "header", "slab"),
     [
         (51_511_296, 2 << 20, 24, 4096, 4096 + 51_511_296),  # Qwen3.5-9B, 64 tokens per page
-        (51_511_296, 32768, 1572, 16384, 16384 + 51_511_296),  # and 1 token per page
+        (51_511_296, 32768, 1572, 65536, 65536 + 51_511_296),  # and 1 token per page
         (9396, 3072, 4, 4096, 4096 + 12288),  # the padding of a checkpoint is room for a page
         (5000, 20000, 1, 4096, 4096 + 20480),  # a page that is larger than a checkpoint
-        (1 << 20, 64, MAX_PAGES_PER_EXTENT, 36864, 36864 + (1 << 20)),
+        (1 << 20, 64, MAX_PAGES_PER_EXTENT, 167936, 167936 + (1 << 20)),
     ],
 )
 def test_how_many_pages_a_slab_takes(payload: int, page: int, n_pages: int, header: int, slab: int):

@@ -17,7 +17,7 @@ from sglang_histate.store import (
     RecordKind,
 )
 
-from .conftest import LAYOUT, SLAB, fill_extent, is_extent, key, open_store, wait_finished
+from .conftest import LAYOUT, SLAB, fill_extent, is_extent, key, open_store, page_keys, wait_finished
 from .fakes import FakeDisk
 
 SLABS, BUFFERS = 3, 4
@@ -83,9 +83,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         was_full = self.store.stats().slabs_used == SLABS
         if kind is KV:
             fill_extent(record, n_pages, self.next_fill)
-            result = self.store.put_extent(
-                key(number), 64 * number, record, parent=NO_PARENT, n_pages=n_pages
-            )
+            names = page_keys(number, n_pages)
+            result = self.store.put_extent(names, 64 * number, record, parent=NO_PARENT)
         else:
             record.payload[:] = self.next_fill
             result = self.store.put(key(number), 64 * number, record)

@@ -10,7 +10,7 @@ import pytest
 from sglang_histate.store import NO_PARENT, DropReason, Key, MissReason, PutResult, ReadTicket, RecordKind
 from sglang_histate.store.faults import FaultyDisk
 
-from .conftest import fill_extent, is_extent, key, open_store
+from .conftest import fill_extent, is_extent, key, open_store, page_keys
 from .fakes import FakeDisk
 
 
@@ -167,7 +167,7 @@ def put(store, number: int, kind: RecordKind, record, fill: int, n_pages: int):
         record.payload[:] = fill % 256
         return store.put(key(number), 64, record)
     fill_extent(record, n_pages, fill)
-    return store.put_extent(key(number), 64, record, parent=NO_PARENT, n_pages=n_pages)
+    return store.put_extent(page_keys(number, n_pages), 64, record, parent=NO_PARENT)
 
 
 def holds(ticket: ReadTicket, fill: int, n_pages: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_histate.store import NO_PARENT, MissReason, PutResult, ReadTicket, RecordKind, RecordLayout
 
-from .conftest import key, open_store
+from .conftest import key, open_store, page_keys
 
 LAYOUT = RecordLayout((200_000, 1000) * 4, kv_page_bytes=130_000)  # six pages per extent
 
@@ -27,7 +27,7 @@ def put(store, kind: RecordKind, number: int, version: int, record) -> PutResult
     n_pages = 1 + version % LAYOUT.pages_per_extent
     content = pattern(number, version, n_pages * LAYOUT.kv_page_bytes)
     record.kv_pages[:n_pages] = content.reshape(n_pages, -1)
-    return store.put_extent(key(number), version, record, parent=NO_PARENT, n_pages=n_pages)
+    return store.put_extent(page_keys(number, n_pages), version, record, parent=NO_PARENT)
 
 
 def holds(ticket: ReadTicket, number: int, version: int) -> bool:
