@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from enum import Enum, StrEnum
+from typing import Any, TypeVar
 
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy, parse_interval, parse_intervals
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
@@ -17,6 +18,14 @@ from sglang_histate.sizes import format_size, parse_size
 
 class ConfigError(ValueError):
     """A flag has a value that HiState cannot serve with. The message is one sentence that names the flag."""
+
+
+class CheckpointDtype(StrEnum):
+    """How the SSD holds a checkpoint's temporal states. Device and host always hold them as the model does."""
+
+    NATIVE = "native"  # bit for bit
+    BF16 = "bf16"
+    INT8 = "int8"
 
 
 FLAG_HELP: dict[str, str] = {
@@ -48,6 +57,11 @@ FLAG_HELP: dict[str, str] = {
     "histate_inflight_size": (
         "Pinned host memory per rank for checkpoints on their way to or from the SSD. When it is full, interior "
         "captures are dropped (and counted), never waited for."
+    ),
+    "histate_checkpoint_dtype": (
+        "How the SSD and checkpoints on their way to it hold recurrent states: 'native' bit for bit, 'bf16' in half the "
+        "bytes (relative error at most 2^-8), 'int8' in little more than a quarter (error at most 1/254 of the largest "
+        "number of the same head and key channel). States on device and host stay as the model has them."
     ),
     "histate_read_threads": "Threads per rank that read checkpoints from the SSD.",
     "histate_min_gain": (
@@ -88,6 +102,8 @@ class HiStateConfig:
     static_split: bool = False
     # 1 GiB holds 20 in-flight fp32 checkpoints of Qwen3.5-9B: one 8K chunk at interval 1024 needs 8, reads need the rest.
     inflight_bytes: int = 1 << 30
+    # A restore that is not bit for bit gives other answers than a computed prefix would, so it is never the default.
+    checkpoint_dtype: CheckpointDtype = CheckpointDtype.NATIVE
     # Four readers fill one NVMe drive with slab-sized requests; more only queue behind each other.
     read_threads: int = 4
     # One page. The break-even on an H100 is 200 to 400 tokens, but a hit that was promised is worth more than 5 ms.
@@ -109,6 +125,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_host_size": "auto",
     "histate_static_split": False,
     "histate_inflight_size": "1GiB",
+    "histate_checkpoint_dtype": "native",
     "histate_read_threads": 4,
     "histate_min_gain": 64,
     "histate_eviction": "score",
@@ -117,6 +134,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
 
+_Choice = TypeVar("_Choice", bound=Enum)
 _BOOLEAN_FLAGS = frozenset(name for name, value in FLAG_DEFAULTS.items() if value is False)
 
 
@@ -210,14 +228,12 @@ def _checked_tau(flags: Mapping[str, Any]) -> float:
     return tau
 
 
-def _checked_eviction(flags: Mapping[str, Any]) -> Eviction:
+def _checked_choice(flags: Mapping[str, Any], name: str, choices: type[_Choice]) -> _Choice:
     try:
-        return Eviction(str(flags["histate_eviction"]))
+        return choices(str(flags[name]))
     except ValueError:
-        allowed = ", ".join(mode.value for mode in Eviction)
-        raise ConfigError(
-            f"--histate-eviction: {flags['histate_eviction']!r} is not one of {allowed}"
-        ) from None
+        allowed = ", ".join(choice.value for choice in choices)
+        raise ConfigError(f"{flag_name(name)}: {flags[name]!r} is not one of {allowed}") from None
 
 
 def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
@@ -258,9 +274,10 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         host_size_bytes=_host_size(flags, min(ssd_size_bytes, inflight_bytes)),
         static_split=bool(flags["histate_static_split"]),
         inflight_bytes=inflight_bytes,
+        checkpoint_dtype=_checked_choice(flags, "histate_checkpoint_dtype", CheckpointDtype),
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
-        eviction=_checked_eviction(flags),
+        eviction=_checked_choice(flags, "histate_eviction", Eviction),
         tau=_checked_tau(flags),
         policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),
     )
@@ -271,6 +288,7 @@ def describe(config: HiStateConfig) -> dict[str, Any]:
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     values["interval"] = config.interval_text
     values["eviction"] = config.eviction.value
+    values["checkpoint_dtype"] = config.checkpoint_dtype.value
     values["intervals"] = list(config.interval.supported)
     for name in ("interval_text", "intervals_are_default"):
         values.pop(name)

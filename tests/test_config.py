@@ -11,6 +11,7 @@ import pytest
 from sglang_histate.config import (
     FLAG_DEFAULTS,
     FLAG_HELP,
+    CheckpointDtype,
     ConfigError,
     HiStateConfig,
     config_from_flags,
@@ -36,6 +37,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert parse_size(FLAG_DEFAULTS["histate_inflight_size"]) == config.inflight_bytes
     assert FLAG_DEFAULTS["histate_static_split"] is config.static_split is False
     assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
+    assert FLAG_DEFAULTS["histate_checkpoint_dtype"] == config.checkpoint_dtype == "native"
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
     assert FLAG_DEFAULTS["histate_interval"] == config.interval_text
@@ -61,6 +63,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_host_size": "auto"}, "host_size_bytes", None),
         ({"histate_static_split": True}, "static_split", True),
         ({"histate_inflight_size": "1.5GiB"}, "inflight_bytes", 3 << 29),
+        ({"histate_checkpoint_dtype": "int8"}, "checkpoint_dtype", CheckpointDtype.INT8),
         ({"histate_read_threads": "8"}, "read_threads", 8),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
         ({"histate_interval": "fixed:512"}, "interval_text", "fixed:512"),
@@ -97,6 +100,8 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_host_size": "much"}, "--histate-host-size"),
         ({"histate_host_size": "-1GiB"}, "--histate-host-size"),
         ({"histate_host_size": "1GiB"}, "--histate-host-size"),  # all of it is in flight by default
+        ({"histate_checkpoint_dtype": "fp8"}, "--histate-checkpoint-dtype"),
+        ({"histate_checkpoint_dtype": "BF16"}, "--histate-checkpoint-dtype"),
         ({"histate_read_threads": "0"}, "--histate-read-threads"),
         ({"histate_read_threads": "65"}, "--histate-read-threads"),
         ({"histate_read_threads": "two"}, "--histate-read-threads"),
