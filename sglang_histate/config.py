@@ -64,6 +64,18 @@ FLAG_HELP: dict[str, str] = {
         "number of the same head and key channel). States on device and host stay as the model has them."
     ),
     "histate_read_threads": "Threads per rank that read checkpoints from the SSD.",
+    "histate_ssd_write_rate": (
+        "Most bytes per second that a rank writes to the SSD, such as 200MiB, or 'unlimited'; 0 writes nothing and only "
+        "reads what is there. Five seconds' worth may come at once. When bytes are short, the records go first that save "
+        "the most recomputation per byte."
+    ),
+    "histate_ssd_daily_writes": (
+        "Most bytes that a rank writes to the SSD in one UTC day, such as 4TiB, or 'unlimited'. It is counted over restarts."
+    ),
+    "histate_write_queue_age": (
+        "Longest time in seconds that a record may be expected to wait for the writes before it; beyond, the record that is "
+        "worth least is not written."
+    ),
     "histate_min_gain": (
         "Smallest number of prefill tokens that a checkpoint read must save; a smaller gain is recomputed instead."
     ),
@@ -106,6 +118,13 @@ class HiStateConfig:
     checkpoint_dtype: CheckpointDtype = CheckpointDtype.NATIVE
     # Four readers fill one NVMe drive with slab-sized requests; more only queue behind each other.
     read_threads: int = 4
+    # Bytes per second, None: no limit. Four fp32 checkpoints of Qwen3.5-9B per second, a tenth of what an NVMe drive writes:
+    # reads hardly feel it. It is a ceiling for busy hours: a whole day at it is 18 TB, more than most drives take for years.
+    write_rate: int | None = 200 << 20
+    # Bytes per UTC day, None: no limit. Which number is right is written in the drive's data sheet, not here.
+    daily_writes: int | None = None
+    # A record in memory that is two seconds from the disk keeps a buffer from captures and reads that could use it now.
+    write_queue_age_s: float = 2.0
     # One page. The break-even on an H100 is 200 to 400 tokens, but a hit that was promised is worth more than 5 ms.
     min_gain_tokens: int = 64
     eviction: Eviction = Eviction.SCORE
@@ -127,6 +146,9 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_inflight_size": "1GiB",
     "histate_checkpoint_dtype": "native",
     "histate_read_threads": 4,
+    "histate_ssd_write_rate": "200MiB",
+    "histate_ssd_daily_writes": "unlimited",
+    "histate_write_queue_age": 2.0,
     "histate_min_gain": 64,
     "histate_eviction": "score",
     "histate_tau": DEFAULT_TAU,
@@ -218,14 +240,24 @@ def _checked_count(flags: Mapping[str, Any], name: str, minimum: int, maximum: i
     return count
 
 
-def _checked_tau(flags: Mapping[str, Any]) -> float:
+def _limit(flags: Mapping[str, Any], name: str, minimum: int) -> int | None:
+    """Return a size, None for 'unlimited'."""
+    if flags[name] == "unlimited":
+        return None
     try:
-        tau = float(flags["histate_tau"])
+        return _checked_size(flags, name, minimum)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or unlimited") from None
+
+
+def _checked_number(flags: Mapping[str, Any], name: str, minimum: float, maximum: float, unit: str) -> float:
+    try:
+        number = float(flags[name])
     except (TypeError, ValueError):
-        raise ConfigError(f"--histate-tau: {flags['histate_tau']!r} is not a number") from None
-    if not 0 <= tau <= 1e9:
-        raise ConfigError(f"--histate-tau: {tau:g} is outside 0 to 1e9 requests")
-    return tau
+        raise ConfigError(f"{flag_name(name)}: {flags[name]!r} is not a number") from None
+    if not minimum <= number <= maximum:
+        raise ConfigError(f"{flag_name(name)}: {number:g} is outside {minimum:g} to {maximum:g} {unit}")
+    return number
 
 
 def _checked_choice(flags: Mapping[str, Any], name: str, choices: type[_Choice]) -> _Choice:
@@ -276,9 +308,12 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         inflight_bytes=inflight_bytes,
         checkpoint_dtype=_checked_choice(flags, "histate_checkpoint_dtype", CheckpointDtype),
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
+        write_rate=_limit(flags, "histate_ssd_write_rate", 0),
+        daily_writes=_limit(flags, "histate_ssd_daily_writes", 1 << 20),
+        write_queue_age_s=_checked_number(flags, "histate_write_queue_age", 0.001, 3600, "seconds"),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
         eviction=_checked_choice(flags, "histate_eviction", Eviction),
-        tau=_checked_tau(flags),
+        tau=_checked_number(flags, "histate_tau", 0, 1e9, "requests"),
         policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),
     )
 

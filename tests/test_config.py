@@ -39,6 +39,9 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
     assert FLAG_DEFAULTS["histate_checkpoint_dtype"] == config.checkpoint_dtype == "native"
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
+    assert parse_size(FLAG_DEFAULTS["histate_ssd_write_rate"]) == config.write_rate
+    assert FLAG_DEFAULTS["histate_ssd_daily_writes"] == "unlimited" and config.daily_writes is None
+    assert FLAG_DEFAULTS["histate_write_queue_age"] == config.write_queue_age_s
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
     assert FLAG_DEFAULTS["histate_interval"] == config.interval_text
     assert config.interval.supported == DEFAULT_INTERVALS
@@ -65,6 +68,11 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_inflight_size": "1.5GiB"}, "inflight_bytes", 3 << 29),
         ({"histate_checkpoint_dtype": "int8"}, "checkpoint_dtype", CheckpointDtype.INT8),
         ({"histate_read_threads": "8"}, "read_threads", 8),
+        ({"histate_ssd_write_rate": "50MiB"}, "write_rate", 50 << 20),
+        ({"histate_ssd_write_rate": "0"}, "write_rate", 0),
+        ({"histate_ssd_write_rate": "unlimited"}, "write_rate", None),
+        ({"histate_ssd_daily_writes": "4TiB"}, "daily_writes", 4 << 40),
+        ({"histate_write_queue_age": "0.5"}, "write_queue_age_s", 0.5),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
         ({"histate_interval": "fixed:512"}, "interval_text", "fixed:512"),
     ],
@@ -105,6 +113,15 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_read_threads": "0"}, "--histate-read-threads"),
         ({"histate_read_threads": "65"}, "--histate-read-threads"),
         ({"histate_read_threads": "two"}, "--histate-read-threads"),
+        ({"histate_ssd_write_rate": "200MB"}, "--histate-ssd-write-rate"),
+        ({"histate_ssd_write_rate": "-1"}, "--histate-ssd-write-rate"),
+        ({"histate_ssd_write_rate": "none"}, "--histate-ssd-write-rate"),
+        ({"histate_ssd_daily_writes": "0"}, "--histate-ssd-daily-writes"),
+        ({"histate_ssd_daily_writes": "1PB"}, "--histate-ssd-daily-writes"),
+        ({"histate_write_queue_age": "0"}, "--histate-write-queue-age"),
+        ({"histate_write_queue_age": "nan"}, "--histate-write-queue-age"),
+        ({"histate_write_queue_age": "inf"}, "--histate-write-queue-age"),
+        ({"histate_write_queue_age": "soon"}, "--histate-write-queue-age"),
         ({"histate_min_gain": "0"}, "--histate-min-gain"),
         ({"histate_min_gain": "1.5"}, "--histate-min-gain"),
         ({"histate_interval": "fixed:100"}, "--histate-interval"),
