@@ -3,10 +3,12 @@
 from .index import Entry, EntryState
 from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
+from .opening import RecoveryReport
 from .operations import Committed, ReadTicket, WriteOutcome
 from .probe import DirectoryFacts, check_directory, probe_directory
 from .reasons import DropReason, MissReason, PutResult, StoreError
 from .records import Record
+from .recovery import LossReason, Recovered
 from .stats import KindStats, StoreStats
 from .store import CheckpointStore
 
@@ -22,12 +24,15 @@ __all__ = [
     "Fingerprint",
     "Key",
     "KindStats",
+    "LossReason",
     "MissReason",
     "PutResult",
     "ReadTicket",
     "Record",
     "RecordKind",
     "RecordLayout",
+    "Recovered",
+    "RecoveryReport",
     "StoreError",
     "StoreStats",
     "WriteOutcome",

@@ -55,6 +55,13 @@ class Entry:
         """KV pages of an extent; 0 for a checkpoint."""
         return len(self.page_keys)
 
+    def logical(self) -> tuple[object, ...]:
+        """Return all of it that must be equal on every rank. Generations are, but do not matter for what is done."""
+        return (
+            self.key, self.kind.value, self.at_token, self.parent, self.page_keys, self.namespace,
+            self.state.value, self.slab, self.pins,
+        )  # fmt: skip
+
     @property
     def in_use(self) -> bool:
         return self.record is not None or self.pins > 0
@@ -71,6 +78,10 @@ class Index:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
+
+    def names(self) -> list[Key]:
+        """Return all names, least recently used first. Quick: it only copies references."""
+        return list(self._entries)
 
     def get(self, name: Key) -> Entry | None:
         return self._entries.get(name)

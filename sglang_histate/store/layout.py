@@ -42,6 +42,11 @@ def generation(epoch: int, write_number: int) -> int:
     return (epoch << _WRITES_PER_EPOCH_BITS) + write_number
 
 
+def epoch_of(number: int) -> int:
+    """Return the epoch in which a generation was written."""
+    return number >> _WRITES_PER_EPOCH_BITS
+
+
 def sums(content: memoryview, part_bytes: Sequence[int]) -> tuple[int, ...]:
     """Return the xxh3-64 of each part of `content`; the parts lie one after the other from its start."""
     found, start = [], 0

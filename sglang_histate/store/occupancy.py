@@ -8,13 +8,14 @@ here: `store.py` ends the write of a record that leaves early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from .events import EventLog
 from .index import Entry, EntryState, Index
 from .kinds import Key, RecordKind
 from .layout import RecordLayout
 from .reasons import DropReason, PutResult
+from .recovery import Recovered
 from .slabs import SlabPool
 from .stats import KindCounters
 
@@ -76,6 +77,25 @@ class Occupancy:
         count.content_bytes += self._layout.content_bytes(entry.kind, entry.n_pages)
         if self._on_present is not None:
             self._on_present(entry.key, entry.kind)
+
+    def recover(self, found: Sequence[Recovered]) -> None:
+        """Take in what an older run left, least recently used first; announced like any other record."""
+        self.slabs.occupy([one.slab for one in found])
+        for one in found:
+            self._counters[one.kind].recovered += 1
+            self.enter(
+                Entry(
+                    one.key,
+                    one.kind,
+                    one.at_token,
+                    one.parent,
+                    one.page_keys,
+                    one.namespace,
+                    one.slab,
+                    one.generation,
+                    EntryState.LIVE,
+                )
+            )
 
     def drop(self, entry: Entry, reason: DropReason) -> None:
         """Take `entry` out of the index; its slab is free once nothing uses it."""

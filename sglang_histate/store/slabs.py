@@ -7,6 +7,8 @@ untouched one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 class SlabPool:
     """Slab numbers 0 to `count` - 1. All methods run on the scheduler thread."""
@@ -25,6 +27,14 @@ class SlabPool:
     def free_ids(self) -> tuple[int, ...]:
         """Return the free slabs, next one last."""
         return tuple(self._free)
+
+    def occupy(self, slabs: Collection[int]) -> None:
+        """Take these slabs, which are free. Their order does not matter."""
+        for slab in slabs:
+            assert self._is_free[slab], f"slab {slab} is taken"
+            self._is_free[slab] = False
+        self._free = [slab for slab in self._free if self._is_free[slab]]
+        self.peak = max(self.peak, self.total - len(self._free))
 
     def acquire(self) -> int | None:
         if not self._free:

@@ -1,4 +1,4 @@
-"""Counters by kind of record, and the snapshot of them. Numbers only: nothing here decides anything."""
+"""Counters by kind of record, and what is made of them for a status. Numbers only: nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .kinds import RecordKind
+from .layout import RecordLayout
 from .reasons import DropReason, MissReason, PutResult
+from .records import RecordPool
+from .slabs import SlabPool
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class KindStats:
     puts: Mapping[PutResult, int]
     misses: Mapping[MissReason, int]
     drops: Mapping[DropReason, int]
+    recovered: int  # left by an older run
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class KindCounters:
     entries: int = 0
     slabs: int = 0
     content_bytes: int = 0
+    recovered: int = 0
     reads_ok: int = 0
     reads_shared: int = 0
     bytes_written: int = 0
@@ -87,11 +92,53 @@ class KindCounters:
             puts=dict(self.puts),
             misses=dict(self.misses),
             drops=dict(self.drops),
+            recovered=self.recovered,
         )
 
 
 def new_counters() -> dict[RecordKind, KindCounters]:
     return {kind: KindCounters() for kind in RecordKind}
+
+
+def gather(
+    layout: RecordLayout,
+    slabs: SlabPool,
+    records: RecordPool,
+    counters: Mapping[RecordKind, KindCounters],
+    *,
+    entries: int,
+    entries_writing: int,
+    writes_queued: int,
+    reads_in_flight: int,
+    breaker_open: bool,
+    direct_io: bool,
+) -> StoreStats:
+    both, used = total(counters), slabs.total - slabs.free
+    return StoreStats(
+        slab_bytes=layout.slab_bytes,
+        slabs_used=used,
+        slabs_total=slabs.total,
+        bytes_used=used * layout.slab_bytes,
+        bytes_total=slabs.total * layout.slab_bytes,
+        bytes_peak=slabs.peak * layout.slab_bytes,
+        file_bytes=layout.file_bytes(slabs.total),
+        entries=entries,
+        entries_writing=entries_writing,
+        buffers_free=records.free,
+        buffers_total=records.total,
+        writes_queued=writes_queued,
+        reads_in_flight=reads_in_flight,
+        breaker_open=breaker_open,
+        direct_io=direct_io,
+        reads_ok=both.reads_ok,
+        reads_shared=both.reads_shared,
+        bytes_written=both.bytes_written,
+        bytes_read=both.bytes_read,
+        puts=dict(both.puts),
+        misses=dict(both.misses),
+        drops=dict(both.drops),
+        kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in counters.items()},
+    )
 
 
 def total(counters: Mapping[RecordKind, KindCounters]) -> KindCounters:
@@ -101,6 +148,7 @@ def total(counters: Mapping[RecordKind, KindCounters]) -> KindCounters:
         both.entries += part.entries
         both.slabs += part.slabs
         both.content_bytes += part.content_bytes
+        both.recovered += part.recovered
         both.reads_ok += part.reads_ok
         both.reads_shared += part.reads_shared
         both.bytes_written += part.bytes_written

@@ -19,42 +19,35 @@ rank `poll()` does all three.
 
 A key is a page hash. Checkpoints and extents have separate key spaces; a call without `kind` means checkpoints.
 
-The store begins empty each time it is opened. Open it after the process has forked its children: a child
+What an older run left is taken over, see `open`. Open it after the process has forked its children: a child
 would hold the lock and could not use the buffers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .breaker import Breaker
+from .closing import CLOSE_DEADLINE_S, end_threads, shut
 from .disk import Disk
 from .events import EventLog
 from .in_flight import InFlight
 from .index import Entry
+from .intake import Intake
 from .kinds import Key, RecordKind
-from .layout import (
-    KEY_BYTES,
-    NAMESPACE_BYTES,
-    NO_NAMESPACE,
-    NO_PARENT,
-    Fingerprint,
-    RecordLayout,
-    generation,
-)
+from .layout import KEY_BYTES, NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .occupancy import ChooseVictim, Occupancy, OnGone, OnPresent
-from .opening import open_disk, start_epoch
-from .operations import Committed, Deliver, ReadTicket, WriteOperation
+from .opening import Agree, AgreeEpoch, Opened, RecoveryRules, open_file
+from .operations import Committed, Deliver, ReadTicket
 from .reader import Reader, ReadGate
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
-from .stats import StoreStats, new_counters, total
+from .snapshot import OrderOfUse, SnapshotFile
+from .stats import StoreStats, gather, new_counters
 from .writer import Writer
-
-CLOSE_TIMEOUT_S = 2.0
 
 
 class CheckpointStore:
@@ -63,12 +56,11 @@ class CheckpointStore:
     def __init__(
         self,
         *,
-        disk: Disk,
+        opened: Opened,
         layout: RecordLayout,
         fingerprint: Fingerprint,
         records: RecordPool,
         slab_count: int,
-        epoch: int,
         reader_threads: int,
         breaker: Breaker,
         clock: Callable[[], float],
@@ -79,9 +71,10 @@ class CheckpointStore:
         self.layout = layout
         self.fingerprint = fingerprint
         self.records = records
-        self._disk = disk
-        self._epoch = epoch
-        self._clock = clock
+        self.recovery = opened.report
+        self._disk = opened.disk
+        self._block_zero = opened.block_zero
+        self._order_of_use = OrderOfUse(opened.snapshots, fingerprint, opened.epoch)
         self._breaker = breaker
         self._events = EventLog()
         self._counters = new_counters()
@@ -95,16 +88,26 @@ class CheckpointStore:
             on_gone=on_gone,
         )
         self._index = self._occupancy.index
-        self._in_flight = InFlight(
-            layout, records, self._occupancy, self._breaker, self._counters, self._events
-        )
+        self._in_flight = InFlight(layout, records, self._occupancy, breaker, self._counters, self._events)
         self._writes = self._in_flight.writes
         self._reads = self._in_flight.reads
-        self._writes_submitted = 0
         self._closed = False
         gate = ReadGate()
-        self._reader = Reader(disk, layout, fingerprint, gate, reader_threads)
-        self._writer = Writer(disk, layout, fingerprint, gate)
+        self._reader = Reader(self._disk, layout, fingerprint, gate, reader_threads)
+        self._writer = Writer(self._disk, layout, fingerprint, gate, self._block_zero.settle)
+        self._intake = Intake(
+            opened.epoch,
+            records,
+            self._occupancy,
+            self._in_flight,
+            breaker,
+            self._writer,
+            self._counters,
+            clock,
+        )
+        self._occupancy.recover(opened.recovered)
+        if opened.recovered:
+            self.snapshot()  # the one of the epoch before does not count any more
 
     @classmethod
     def open(
@@ -117,7 +120,12 @@ class CheckpointStore:
         layout: RecordLayout,
         record_buffers: int,
         reader_threads: int = 4,
+        keep: bool = True,
+        agree: Agree | None = None,
+        agree_epoch: AgreeEpoch | None = None,
+        keep_unrestorable: bool = False,
         disk: Disk | None = None,
+        snapshots: SnapshotFile | None = None,
         clock: Callable[[], float] = time.time,
         breaker_failures: int = 3,
         breaker_refused_puts: int = 64,
@@ -128,14 +136,27 @@ class CheckpointStore:
         """Create or take over `<root>/<fingerprint>/<rank_name>/slabs.dat` with at most `size_bytes`.
 
         `fingerprint` holds every fact that must match before bytes may be used again (JSON types only).
-        `disk` replaces the file in tests; then `root` is not touched. `clock` only stamps headers.
+        `disk` replaces the file in tests, then `root` is not touched; `snapshots` the one beside it. `clock` only
+        stamps headers.
+
+        `keep` takes over what an older run left, as far as it is sound, not cleared and restorable (a
+        checkpoint with all KV before it, KV that such a checkpoint needs; `keep_unrestorable` keeps the
+        rest). Payloads are verified by each read, not here. Without `keep` the store begins empty, and what
+        was there does not come back either. Entries are LIVE, in the order of their last use, and announced
+        by `on_present`, oldest first, before this returns: the store cannot be asked yet. `recovery` says
+        what was found.
+
+        Several ranks need the same index: each rank's `agree(found)` is called once, also without `keep`,
+        with what this rank has, and returns what all ranks have, in one order for all (say, that of the first
+        rank). `agree_epoch(number)` is called once before it and returns the largest number of all ranks:
+        without it a rank whose file was lost would never again write what the others recognise.
 
         The other three run inside calls of the scheduler thread. They may look things up and must not change
         the store. `choose_victim()` names the record that makes room when no slab is free: it must be
         `replaceable` and the same on every rank; None refuses the put. Without it the least recently used
         record of both kinds goes. `on_present(key, kind)` hears of each record that enters the index (at
-        put), `on_gone(key, kind, reason)` of each that leaves it, with a reason that is the same on every
-        rank.
+        put or open), `on_gone(key, kind, reason)` of each that leaves it, with a reason that is the same on
+        every rank.
 
         Raises:
             StoreError: the directory or the size cannot be used; the text names the flag and the way out.
@@ -144,18 +165,13 @@ class CheckpointStore:
         identity = Fingerprint.of(fingerprint, layout)
         records = RecordPool(layout, record_buffers)
         slab_count = layout.slab_count(size_bytes)
-        if disk is None:
-            disk, epoch = open_disk(root, rank_name, size_bytes, layout, identity, records)
-        else:
-            disk.preallocate(layout.file_bytes(slab_count))
-            epoch = start_epoch(disk, layout, slab_count, identity, records)
+        rules = RecoveryRules(keep, agree, agree_epoch, keep_unrestorable)
         return cls(
-            disk=disk,
+            opened=open_file(root, rank_name, size_bytes, layout, identity, records, rules, disk, snapshots),
             layout=layout,
             fingerprint=identity,
             records=records,
             slab_count=slab_count,
-            epoch=epoch,
             reader_threads=reader_threads,
             breaker=Breaker(breaker_failures, breaker_refused_puts),
             clock=clock,
@@ -167,6 +183,10 @@ class CheckpointStore:
     def lookup(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> Entry | None:
         """Return the entry of `key`, without any effect."""
         return self._index.get(Key(key, kind))
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all entries, least recently used first. The index must not change meanwhile."""
+        return iter(self._index)
 
     def replaceable(self, name: Key) -> bool:
         """Say whether `choose_victim` may answer `name`: it is there, neither being written nor read."""
@@ -191,7 +211,9 @@ class CheckpointStore:
         `namespace` (16 bytes) says who may use it: it is kept with the record and never looked at here. A record that nothing uses gives up its slab if none is free. Puts that the breaker refuses count
         towards its end.
         """
-        return self._put(RecordKind.CHECKPOINT, key, at_token, record, NO_PARENT, (), namespace)
+        return self._intake.put(
+            Key(key), at_token, record, parent=NO_PARENT, page_keys=(), namespace=namespace
+        )
 
     def put_extent(
         self,
@@ -213,7 +235,14 @@ class CheckpointStore:
         assert 1 <= n_pages <= self.layout.pages_per_extent, f"{n_pages} pages do not fit into a slab"
         for name in (parent, *page_keys):
             assert len(name) == KEY_BYTES, f"a page hash has {KEY_BYTES} bytes"
-        return self._put(RecordKind.KV, page_keys[-1], at_token, record, parent, tuple(page_keys), namespace)
+        return self._intake.put(
+            Key(page_keys[-1], RecordKind.KV),
+            at_token,
+            record,
+            parent=parent,
+            page_keys=tuple(page_keys),
+            namespace=namespace,
+        )
 
     def begin_read(
         self, key: bytes, deliver: Deliver | None = None, *, kind: RecordKind = RecordKind.CHECKPOINT
@@ -270,11 +299,17 @@ class CheckpointStore:
         return entry is not None
 
     def clear(self) -> None:
-        """Drop every entry. Reads in flight will be misses; buffers and slabs in use come back at commit."""
+        """Drop every entry. Reads in flight will be misses; buffers and slabs in use come back at commit.
+
+        They do not come back after a restart either, once the writer thread has written that down: it does so
+        next, and before any record that is put from now on (see `block_zero.py`).
+        """
         for entry in list(self._index):
             self._in_flight.drop(entry, DropReason.CLEARED)
         for ticket in self._reads:
             ticket.cleared = True
+        self._block_zero.expire(self._intake.newest + 1)
+        self._writer.do(self._block_zero.settle)
 
     @property
     def outstanding(self) -> int:
@@ -299,47 +334,40 @@ class CheckpointStore:
         """Commit all that has finished. For one rank only."""
         return self.commit(*self.outcomes(*self.completed()))
 
-    def close(self) -> None:
-        """Stop the threads (2 s at most), sync and unlock. Writes not yet done are lost; later calls miss."""
+    def snapshot(self) -> None:
+        """Have the order of use written to `stats.snap`, so that it outlives a crash. Never waits.
+
+        For a caller that comes by about once a minute; one that comes before the last one is written is ignored.
+        """
+        if not self._closed and self._order_of_use.wanted:
+            self._writer.do(self._order_of_use.taken(self._index.names(), self._intake.newest))
+
+    def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
+        """Let the writes that were submitted end, for `deadline_s` seconds at most, and leave the file in order.
+
+        Writes that take longer are lost, and so are reads; later calls miss. Then the threads get another half
+        second for what they have begun. What was written is there at the next `open`, with its order of use.
+        """
         if self._closed:
             return
-        self._closed = True
-        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
-        self._writer.stop()
-        self._reader.stop()
-        ended = self._writer.join(deadline_s) and self._reader.join(deadline_s)
+        self._closed = self._intake.closed = True
+        order_of_use = self._order_of_use.taken(self._index.names(), self._intake.newest)
+        ended, drained = end_threads(self._writer, self._reader, deadline_s)
         for entry in list(self._index):
             self._in_flight.drop(entry, DropReason.CLOSED)
-        if not ended:
-            self._events.warn(
-                "close", "a read or write did not end in time; the slab file stays open until exit"
-            )
-            return
-        try:
-            self._disk.sync()
-        except OSError as error:
-            self._events.warn("sync", "the slab file could not be synced: %s", error)
-        self._disk.close()
+        if not drained:
+            self._events.warn("close", "some records could not be written before the store was closed")
+        if ended:
+            shut(self._disk, self._block_zero, order_of_use, clean=drained, events=self._events)
+        else:
+            self._events.warn("hung", "a read or write did not end; the slab file stays open until exit")
 
     def logical_state(self) -> tuple[object, ...]:
         """Return all that must be equal on every rank after the same calls.
 
         Entries by last use, free slabs, free buffers, counts of operations, and whether the breaker is open.
         """
-        entries = tuple(
-            (
-                e.key,
-                e.kind.value,
-                e.at_token,
-                e.parent,
-                e.page_keys,
-                e.namespace,
-                e.state.value,
-                e.slab,
-                e.pins,
-            )
-            for e in self._index
-        )
+        entries = tuple(entry.logical() for entry in self._index)
         counts = (
             self._writes.committed_count,
             len(self._writes),
@@ -350,73 +378,18 @@ class CheckpointStore:
         return entries, slabs, self.records.free_ids(), counts, self._breaker.is_open
 
     def stats(self) -> StoreStats:
-        layout, slabs, counters = self.layout, self._occupancy.slabs, total(self._counters)
-        return StoreStats(
-            slab_bytes=layout.slab_bytes,
-            slabs_used=slabs.total - slabs.free,
-            slabs_total=slabs.total,
-            bytes_used=(slabs.total - slabs.free) * layout.slab_bytes,
-            bytes_total=slabs.total * layout.slab_bytes,
-            bytes_peak=slabs.peak * layout.slab_bytes,
-            file_bytes=layout.file_bytes(slabs.total),
+        return gather(
+            self.layout,
+            self._occupancy.slabs,
+            self.records,
+            self._counters,
             entries=len(self._index),
             entries_writing=sum(write.abandoned is None for write in self._writes),
-            buffers_free=self.records.free,
-            buffers_total=self.records.total,
             writes_queued=len(self._writes),
             reads_in_flight=len(self._reads),
             breaker_open=self._breaker.is_open,
             direct_io=self._disk.direct,
-            reads_ok=counters.reads_ok,
-            reads_shared=counters.reads_shared,
-            bytes_written=counters.bytes_written,
-            bytes_read=counters.bytes_read,
-            puts=dict(counters.puts),
-            misses=dict(counters.misses),
-            drops=dict(counters.drops),
-            kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in self._counters.items()},
         )
-
-    def _put(
-        self,
-        kind: RecordKind,
-        key: bytes,
-        at_token: int,
-        record: Record,
-        parent: bytes,
-        page_keys: tuple[bytes, ...],
-        namespace: bytes,
-    ) -> PutResult:
-        name = Key(key, kind)
-        assert len(key) == KEY_BYTES, f"a key has {KEY_BYTES} bytes"
-        assert len(namespace) == NAMESPACE_BYTES, f"a namespace has {NAMESPACE_BYTES} bytes"
-        assert record.refs == 1, "only a record fresh from acquire_record can be put"
-        result = self._admit(name)
-        self._counters[name.kind].puts[result] += 1
-        if result is not PutResult.STORED:
-            self.records.release(record)
-            return result
-        slab = self._occupancy.slabs.acquire()
-        assert slab is not None
-        self._writes_submitted += 1
-        number = generation(self._epoch, self._writes_submitted)
-        entry = Entry(key, kind, at_token, parent, page_keys, namespace, slab, number, record=record)
-        operation = WriteOperation(entry, record, captured_at_us=int(self._clock() * 1e6))
-        self._writes.submit(operation)
-        self._writer.submit(operation)
-        self._occupancy.enter(entry)
-        return result
-
-    def _admit(self, name: Key) -> PutResult:
-        """Decide about one put and make sure that a slab is free if the answer is STORED."""
-        if self._closed:
-            return PutResult.CLOSED
-        if self._index.get(name) is not None:
-            self._index.touch(name)
-            return PutResult.ALREADY_STORED
-        if not self._breaker.admits():
-            return PutResult.BREAKER_OPEN
-        return self._occupancy.make_room()
 
     def _miss(self, kind: RecordKind, reason: MissReason) -> MissReason:
         self._counters[kind].misses[reason] += 1

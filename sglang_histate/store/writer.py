@@ -4,6 +4,7 @@ Owns the thread and the header it writes. Changes nothing but the header bytes o
 of the operation. Header and payload lie next to each other and go out in pieces of 4 MiB; before each piece
 the writer waits while a read is in flight, at most 50 ms, so that a read waits for one piece at most and
 writes still make progress. No fsync: a write that did not survive is found by its checksums and is a miss.
+Between records it does the chores of the store that would make the scheduler thread wait.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,18 +27,26 @@ from .reasons import DropReason
 PIECE_BYTES = 4 << 20
 YIELD_TO_READS_S = 0.05
 
+Chore = Callable[[], None]
+
 _log = logging.getLogger("sglang_histate.store")
 
 
 class Writer:
-    """One thread that writes in submission order. The queue is bounded by the number of record buffers."""
+    """One thread that writes in submission order. The queue is bounded by the number of record buffers.
 
-    def __init__(self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate) -> None:
+    `settle` must succeed before a record may be written; it raises OSError.
+    """
+
+    def __init__(
+        self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate, settle: Chore
+    ) -> None:
         self._disk = disk
         self._layout = layout
         self._fingerprint_half = fingerprint.digest[:16]
         self._gate = gate
-        self._queue: queue.SimpleQueue[WriteOperation | None] = queue.SimpleQueue()
+        self._settle = settle
+        self._queue: queue.SimpleQueue[WriteOperation | Chore | None] = queue.SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="histate-write", daemon=True)
         self._thread.start()
@@ -44,10 +54,17 @@ class Writer:
     def submit(self, operation: WriteOperation) -> None:
         self._queue.put(operation)
 
-    def stop(self) -> None:
-        """End after the piece that is being written and skip the rest; do not wait for it."""
-        self._stopping = True
+    def do(self, chore: Chore) -> None:
+        """Call `chore` after all that was submitted before. It may raise OSError, which is logged."""
+        self._queue.put(chore)
+
+    def finish(self) -> None:
+        """End after all that was submitted; do not wait for it."""
         self._queue.put(None)
+
+    def stop(self) -> None:
+        """After `finish`: end after the piece that is being written and skip the rest; do not wait for it."""
+        self._stopping = True
 
     def join(self, deadline_s: float) -> bool:
         """Wait until `time.monotonic()` reaches `deadline_s`; return whether the thread has ended."""
@@ -55,20 +72,34 @@ class Writer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (operation := self._queue.get()) is not None:
-            try:
-                failure = None if operation.abandoned is not None else self._write(operation)
-            except OSError as error:
-                _log.debug("write of slab %d failed: %s", operation.entry.slab, error)
-                failure = DropReason.WRITE_ERROR
-            except Exception:
-                # A thread that dies here would stop the commits of all ranks. The drop is harmless, the log
-                # is loud.
-                _log.exception("defect in the writer")
-                failure = DropReason.INTERNAL
-            operation.finish(failure)
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, WriteOperation):
+                item.finish(self._outcome(item))
+            elif not self._stopping:
+                self._do(item)
+
+    def _outcome(self, operation: WriteOperation) -> DropReason | None:
+        try:
+            return None if operation.abandoned is not None else self._write(operation)
+        except OSError as error:
+            _log.debug("write of slab %d failed: %s", operation.entry.slab, error)
+            return DropReason.WRITE_ERROR
+        except Exception:
+            # A thread that dies here would stop the commits of all ranks. The drop is harmless, the log is
+            # loud.
+            _log.exception("defect in the writer")
+            return DropReason.INTERNAL
+
+    def _do(self, chore: Chore) -> None:
+        try:
+            chore()
+        except OSError as error:
+            _log.warning("the SSD tier could not write down its state: %s", error)
+        except Exception:
+            _log.exception("defect in the writer")
 
     def _write(self, operation: WriteOperation) -> DropReason | None:
+        self._settle()
         record, entry, layout = operation.record, operation.entry, self._layout
         parts = layout.part_bytes(entry.kind, entry.n_pages)
         header = SlabHeader(

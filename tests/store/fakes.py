@@ -33,7 +33,8 @@ class FakeDisk:
         self.largest_offset = 0
 
     def preallocate(self, size_bytes: int) -> None:
-        self.content = bytearray(size_bytes)
+        del self.content[size_bytes:]
+        self.content.extend(bytes(size_bytes - len(self.content)))
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> int:
         self.reads_allowed.wait(10)

@@ -141,7 +141,7 @@ def test_epoch_grows_so_that_old_slabs_never_match(root: Path):
     epochs = []
     for _ in range(3):
         store = open_store(root)
-        epochs.append(store._epoch)
+        epochs.append(store._intake._epoch)
         store.close()
     assert epochs == [1, 2, 3]
 

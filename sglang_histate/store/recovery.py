@@ -1,0 +1,249 @@
+"""What an older run left in the slabs: found by its headers, checked, and cut down to what can be used.
+
+The superblock and the slab headers are the only truth, so nothing can disagree with them. Payloads are not
+read here: every read verifies its sums, so a torn one is a miss later and never a hit. Nothing in here changes
+the file or the index.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .blocks import SlabHeader, version_of
+from .disk import Disk
+from .kinds import Key, RecordKind
+from .layout import FORMAT_VERSION, NO_PARENT, Fingerprint, RecordLayout
+
+MOST_THREADS = 16
+_SLABS_PER_THREAD = 64  # at least; a thread costs more than a few headers
+
+
+class LossReason(StrEnum):
+    """Why a record that an older run wrote is not in the index. What is only on this disk may differ by rank."""
+
+    READ_ERROR = "read_error"  # its header could not be read
+    UNSOUND = "unsound"  # torn or damaged header
+    OTHER_VERSION = "other_version"  # of the format
+    OTHER_FINGERPRINT = "other_fingerprint"
+    OTHER_LAYOUT = "other_layout"  # parts or lengths that this store cannot have
+    CUT_OFF = "cut_off"  # the file is smaller now: slabs that are gone, whatever they held
+    SUPERBLOCK = "superblock"  # without a sound one of this store nobody knows what was cleared
+    NOT_KEPT = "not_kept"  # the caller wants to begin empty
+    CLEARED = "cleared"  # the store was cleared after it was written
+    DUPLICATE = "duplicate"  # a younger record has the same key
+    OTHER_RANK = "other_rank"  # another rank does not have it
+    NO_KV = "no_kv"  # a checkpoint without all the KV before it
+    NO_CHECKPOINT = "no_checkpoint"  # KV that no checkpoint can use
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """One record that an older run left: all that must be equal on every rank. Fields as in `Entry`."""
+
+    key: bytes
+    kind: RecordKind
+    at_token: int
+    parent: bytes
+    page_keys: tuple[bytes, ...]
+    namespace: bytes
+    slab: int
+    generation: int
+
+    @property
+    def name(self) -> Key:
+        return Key(self.key, self.kind)
+
+
+@dataclass
+class Found:
+    """What a scan saw. `newest` is the highest generation of this store, also among what was dropped."""
+
+    entries: list[Recovered] = field(default_factory=list)
+    losses: Counter[LossReason] = field(default_factory=Counter)
+    newest: int = 0
+
+    def lose(self, entries: Iterable[Recovered], reason: LossReason) -> None:
+        """Take these entries out."""
+        gone = {entry.slab for entry in entries}
+        self.entries = [entry for entry in self.entries if entry.slab not in gone]
+        self.losses[reason] += len(gone)
+
+
+def scan(disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint) -> Found:
+    """Read all slab headers, in threads; return the sound ones by slab. One that cannot be read is a loss."""
+    threads = max(1, min(MOST_THREADS, slab_count // _SLABS_PER_THREAD))
+    each = -(-slab_count // threads)
+    shares = [range(at, min(at + each, slab_count)) for at in range(0, slab_count, each)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="histate-recover") as pool:
+        parts = list(pool.map(lambda share: _scan_slabs(disk, layout, fingerprint, share), shares))
+    total = Found()
+    for part in parts:
+        total.entries += part.entries
+        total.losses += part.losses
+        total.newest = max(total.newest, part.newest)
+    return total
+
+
+def drop_duplicates(found: Found) -> None:
+    """Of two records with one key keep the one with the higher generation, then the one in the lower slab."""
+    best: dict[Key, Recovered] = {}
+    losers = []
+    for entry in found.entries:
+        other = best.get(entry.name)
+        if other is None:
+            best[entry.name] = entry
+        elif (entry.generation, -entry.slab) > (other.generation, -other.slab):
+            best[entry.name] = entry
+            losers.append(other)
+        else:
+            losers.append(entry)
+    if losers:
+        found.lose(losers, LossReason.DUPLICATE)
+
+
+def _scan_slabs(disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, slabs: range) -> Found:
+    found, half = Found(), fingerprint.digest[:16]
+    buffer = memoryview(mmap.mmap(-1, layout.header_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    for slab in slabs:
+        try:
+            count = disk.read_at([buffer], layout.slab_offset(slab))
+        except OSError:
+            count = 0
+        if count != layout.header_bytes:
+            found.losses[LossReason.READ_ERROR] += 1
+            continue
+        block = bytes(buffer)
+        version = version_of(block)
+        if version is None:
+            continue  # never written
+        if version != FORMAT_VERSION:
+            found.losses[LossReason.OTHER_VERSION] += 1
+            continue
+        header = SlabHeader.parse(block)
+        if header is None:
+            found.losses[LossReason.UNSOUND] += 1
+        elif header.fingerprint_half != half:
+            found.losses[LossReason.OTHER_FINGERPRINT] += 1
+        else:
+            found.newest = max(found.newest, header.generation)
+            if _fits(header, layout):
+                found.entries.append(_recovered(header, slab))
+            else:
+                found.losses[LossReason.OTHER_LAYOUT] += 1
+    return found
+
+
+def _fits(header: SlabHeader, layout: RecordLayout) -> bool:
+    """Return whether the store could have written a record of these lengths."""
+    if header.n_pages > layout.pages_per_extent:
+        return False
+    if header.kind is RecordKind.CHECKPOINT and header.parent != NO_PARENT:
+        return False
+    n_parts = len(layout.part_bytes(header.kind, header.n_pages))
+    content_bytes = layout.content_bytes(header.kind, header.n_pages)
+    return (len(header.part_sums), header.content_bytes) == (n_parts, content_bytes)
+
+
+def _recovered(header: SlabHeader, slab: int) -> Recovered:
+    return Recovered(
+        header.key,
+        header.kind,
+        header.at_token,
+        header.parent,
+        header.page_keys,
+        header.namespace,
+        slab,
+        header.generation,
+    )
+
+
+@dataclass(frozen=True)
+class Restorable:
+    """What can be used again, in the order in which it was given."""
+
+    checkpoints: list[Recovered]
+    extents: list[Recovered]
+
+
+def restorable(entries: Sequence[Recovered]) -> Restorable:
+    """Return the checkpoints that have all KV before them, and the extents on the way to one of these.
+
+    A page hash stands for its whole prefix, so pages are found by hash alone: the KV of a checkpoint is
+    complete if its key is a page of an extent whose `parent` is a page of another one, and so on, up to
+    NO_PARENT. All of one namespace. Linear in the number of pages.
+    """
+    extents = [entry for entry in entries if entry.kind is RecordKind.KV]
+    chains = _Chains(extents)
+    checkpoints = [
+        entry
+        for entry in entries
+        if entry.kind is RecordKind.CHECKPOINT and chains.use(entry.key, entry.namespace)
+    ]
+    return Restorable(checkpoints, [extent for at, extent in enumerate(extents) if chains.needs(at)])
+
+
+class _Chains:
+    """Extents by their numbers in a list, and how far each one is needed."""
+
+    def __init__(self, extents: Sequence[Recovered]) -> None:
+        self._extents = extents
+        self._holder: dict[
+            bytes, int
+        ] = {}  # page -> an extent with it: as good as any other, see `restorable`
+        for at, extent in enumerate(extents):
+            self._holder.update(dict.fromkeys(extent.page_keys, at))
+        self._whole: dict[int, bool] = {}  # extent -> its chain reaches the start of the sequence
+        self._last_needed: dict[int, int] = {}  # extent -> its last page that a checkpoint needs
+
+    def use(self, page: bytes, namespace: bytes) -> bool:
+        """Return whether all KV up to `page` is there; if so, it is needed."""
+        at = self._find(page, namespace)
+        if at is None or not self._is_whole(at):
+            return False
+        while at is not None:
+            extent = self._extents[at]
+            known = self._last_needed.get(at, -1)
+            self._last_needed[at] = max(known, extent.page_keys.index(page))
+            if known >= 0:
+                break  # so is all before it
+            page = extent.parent
+            at = self._find(page, namespace)
+        return True
+
+    def needs(self, at: int) -> bool:
+        """Return whether a checkpoint needs a page of this extent. If it needs any, it needs the first."""
+        extent = self._extents[at]
+        holder = at if at in self._last_needed else self._find(extent.page_keys[0], extent.namespace)
+        if holder is None or holder not in self._last_needed:
+            return False
+        if holder == at:
+            return True
+        return self._extents[holder].page_keys.index(extent.page_keys[0]) <= self._last_needed[holder]
+
+    def _find(self, page: bytes, namespace: bytes) -> int | None:
+        at = self._holder.get(page)
+        return at if at is not None and self._extents[at].namespace == namespace else None
+
+    def _is_whole(self, at: int) -> bool:
+        path, step, whole = [], at, False
+        while step not in self._whole:
+            self._whole[step] = False  # also what a ring of extents comes to
+            path.append(step)
+            extent = self._extents[step]
+            if extent.parent == NO_PARENT:
+                whole = True
+                break
+            before = self._find(extent.parent, extent.namespace)
+            if before is None:
+                break
+            step = before
+        else:
+            whole = self._whole[step]
+        for passed in path:
+            self._whole[passed] = whole
+        return self._whole[at]
