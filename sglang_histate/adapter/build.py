@@ -125,6 +125,7 @@ def _start_tier(
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
+        keep=False,  # nothing gives what an older run left a place in the tree yet
         **ranking.store_hooks(),
     )
     ranking.connect(store)
