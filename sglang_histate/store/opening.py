@@ -165,7 +165,8 @@ def _take_over(
     started = time.monotonic()
     found = scan(disk, layout, slab_count, fingerprint)
     epoch = 1 + max(0 if superblock is None else superblock.epoch, epoch_of(found.newest))
-    epoch = epoch if rules.agree_epoch is None else rules.agree_epoch(epoch)
+    if rules.agree_epoch is not None:
+        epoch = max(epoch, rules.agree_epoch(epoch))
     order, snapshot = load_snapshot(snapshots, fingerprint, 0 if superblock is None else superblock.epoch)
     oldest_valid = _drop_invalid(found, superblock, slab_count, epoch, keep=rules.keep)
     mine = by_last_use(found.entries, snapshot)

@@ -71,7 +71,8 @@ class Found:
         """Take these entries out."""
         gone = {entry.slab for entry in entries}
         self.entries = [entry for entry in self.entries if entry.slab not in gone]
-        self.losses[reason] += len(gone)
+        if gone:
+            self.losses[reason] += len(gone)
 
 
 def scan(disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint) -> Found:
@@ -102,8 +103,7 @@ def drop_duplicates(found: Found) -> None:
             losers.append(other)
         else:
             losers.append(entry)
-    if losers:
-        found.lose(losers, LossReason.DUPLICATE)
+    found.lose(losers, LossReason.DUPLICATE)
 
 
 def _scan_slabs(disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, slabs: range) -> Found:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def wait_finished(store: CheckpointStore, timeout_s: float = 10.0) -> None:
 def settle(store: CheckpointStore):
     wait_finished(store)
     return store.poll()
+
+
+def chores_done(store: CheckpointStore) -> None:
+    """Wait until the writer thread has done all that it was given."""
+    done = threading.Event()
+    store._writer.do(done.set)
+    assert done.wait(10)
 
 
 def put(store: CheckpointStore, number: int, fill: int | None = None):
