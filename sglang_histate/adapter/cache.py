@@ -5,6 +5,7 @@ Only what must differ is overridden; KV, locks, matching and load-back are SGLan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -24,6 +25,8 @@ class HiStateCache(UnifiedRadixCache):
     status_facts: dict[str, Any] | None = None
     # None where KV and states have a fixed share each.
     one_pool: OnePool | None = None
+    # Writes what a restart should find, at a graceful exit; None where nothing is kept.
+    save: Callable[[], None] | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
@@ -101,8 +104,10 @@ class HiStateCache(UnifiedRadixCache):
         super().reset()
 
     def release_host_resources(self) -> None:
-        # First the threads that write to the host pools, then the pools.
         if self.tier is not None:
+            if self.save is not None:
+                self.save()
+            # First the threads that write to the host pools, then the pools.
             self.tier.close()
         super().release_host_resources()
 

@@ -26,6 +26,7 @@ from sglang_histate.adapter.kv_restore import KvRestore
 from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.pins import HostPins
 from sglang_histate.adapter.request_state import RequestState, state_of
+from sglang_histate.adapter.ssd_path import dead_path
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
 from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
 
@@ -285,7 +286,7 @@ class FaultIns:
         With it the dead nodes after the request's resident KV whose KV the SSD has, as far as they match.
         """
         tokens = req.full_untruncated_fill_ids
-        dead, reach = self._dead_nodes(req, state)
+        dead, reach = dead_path(self._cache, req, state, self._page_size)
         position = min(reach, len(tokens) - 1) // self._page_size * self._page_size
         lowest = max(state.restorable + self._min_gain_tokens, self._page_size)
         while position >= lowest:
@@ -294,27 +295,6 @@ class FaultIns:
                 return position, key, dead
             position -= self._page_size
         return None
-
-    def _dead_nodes(self, req: Any, state: RequestState) -> tuple[list[Any], int]:
-        """Return the dead nodes that continue the request's resident KV, and the position that they reach."""
-        core = self._cache.tree_core
-        node = core.root_node if state.last_visited is None else core.node_by_id(state.last_visited)
-        key, reach = None, state.kv_covered
-        dead: list[Any] = []
-        length = len(req.full_untruncated_fill_ids) // self._page_size * self._page_size
-        while node.children and reach < length:
-            if key is None:
-                key = state.keys.radix_key(req.full_untruncated_fill_ids, length)
-            child = node.children.get(key.child_key_at(reach, self._page_size))
-            if child is None or not core.is_dead(child) or not core.ranking.ssd.has_kv(child.id):
-                break
-            matched = child.key.match_at(key, reach, page_size=self._page_size)
-            dead.append(child)
-            reach += matched
-            if matched < len(child.key):
-                break
-            node = child
-        return dead, reach
 
     def _begin(self, position: int, key: bytes, state: RequestState, dead: list[Any]) -> FaultIn | None:
         entry = self._store.lookup(key)

@@ -129,6 +129,11 @@ class KvSpill:
             self._cache.dec_host_lock_ref(spill.nodes[0], spill.lock)
         self._busy = {node for spill in self._pending for node in spill.nodes}
 
+    def copy(self, nodes: list[Any]) -> int:
+        """Start to copy what the SSD lacks of `nodes`, deepest first, as far as there are records; return the pages."""
+        most = sum(self._ranking.tree.tokens(node) for node in nodes)
+        return self._start([node for node in nodes if self._can_go(node)], most)
+
     def reset(self) -> None:
         """The tree is being emptied, its locks with it."""
         for spill in self._pending:

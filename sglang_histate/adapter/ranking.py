@@ -67,6 +67,7 @@ class Ranking:
         self._one_device_pool = one_device_pool
         self._journal = journal
         self._store: CheckpointStore | None = None
+        self.kept: set[Key] = set()  # never makes room on the SSD: what is saved before an exit
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
         self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
@@ -218,18 +219,26 @@ class Ranking:
         }
 
     def connect(self, store: CheckpointStore) -> None:
-        """`store` was opened with the hooks: it is asked what may go, and told what lost its place in the tree."""
+        """`store` was opened with the hooks: it is asked what may go, and told what lost its place in the tree.
+
+        What it found when it was opened has no place in the tree until a request comes with the tokens.
+        """
         self._store = store
+        self.ssd.recover(store.entries())
 
     def _ssd_victim(self) -> Key | None:
         assert self._store is not None
-        found = self.ssd.victim(self._store.replaceable, lambda unit: self.evicted(unit, Tier.SSD))
+        found = self.ssd.victim(self._may_go, lambda unit: self.evicted(unit, Tier.SSD))
         if found is None:
             return None
         name, unit = found
         if unit is not None:
             self.evicted(unit, Tier.SSD)
         return name
+
+    def _may_go(self, name: Key) -> bool:
+        assert self._store is not None
+        return name not in self.kept and self._store.replaceable(name)
 
     # Pressure.
 

@@ -6,18 +6,19 @@ here, never the store: what the store has no use for any more is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sglang_histate.adapter.kv_extents import KvExtents, Piece
 from sglang_histate.adapter.page_names import PageNames
+from sglang_histate.adapter.recovered import Recovered, by_worth
 from sglang_histate.adapter.ssd_marks import SsdMarks
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import ResidenceTime
 from sglang_histate.policy.units import Unit
-from sglang_histate.store import Key, RecordKind
+from sglang_histate.store import Entry, Key, RecordKind
 
 
 class SsdContents:
@@ -35,6 +36,7 @@ class SsdContents:
         self.marks = SsdMarks()
         self.extents = KvExtents()
         self.names = PageNames()
+        self.recovered = Recovered()
         self.incomplete: list[Any] = []  # nodes that lost KV on the SSD since somebody looked
         self._tree = tree
         self._queue = queue
@@ -75,6 +77,7 @@ class SsdContents:
         """The checkpoint `key` belongs `offset` tokens into `node`; `stored`: the store has it already."""
         self.marks.place(key, node, offset)
         self._homeless.pop(Key(key), None)
+        self.recovered.gone(Key(key))
         if stored:
             self._tree.set_checkpoint(node, offset, Tier.SSD, True)
 
@@ -83,6 +86,24 @@ class SsdContents:
         self._homeless.pop(Key(key, RecordKind.KV), None)
         self.extents.add(node, piece)
         self._count_kv(node)
+
+    def recover(self, entries: Iterable[Entry]) -> None:
+        """The store was opened with `entries`, in the order of their last use. They have no place in the tree yet."""
+        held = list(entries)
+        for entry in held:
+            self.recovered.add(entry)
+        self._homeless = dict.fromkeys(by_worth(held))
+
+    def adopt(self, node: Any) -> None:
+        """`node` has names now: what was recovered of its KV and its checkpoints belongs to it."""
+        if not self.recovered:
+            return
+        names = self.names.of(node)
+        for first, count in self.extents.missing(node, len(names)):
+            for part in self.recovered.take_pages(names[first : first + count]):
+                self.place_extent(part.key, node, Piece(part.key, part.skip, first + part.at, part.pages))
+        for page, key in self.recovered.take_checkpoints(names):
+            self.place_checkpoint(key, node, (page + 1) * self._page_size, True)
 
     def _count_kv(self, node: Any) -> None:
         pages = self._tree.tokens(node) // self._page_size
@@ -105,6 +126,7 @@ class SsdContents:
     def gone(self, name: Key, replaced: bool, now: int) -> None:
         """`name` has left the index; `replaced`: its slab was needed."""
         self._homeless.pop(name, None)
+        self.recovered.gone(name)
         if name.kind is RecordKind.KV:
             for node in self.extents.gone(name.hash):
                 self._count_kv(node)

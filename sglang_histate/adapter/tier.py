@@ -44,7 +44,7 @@ class SsdTier:
         page_size: int,
     ) -> None:
         self.store = store
-        self._core = cache.tree_core
+        self.core = cache.tree_core
         self.ranking: Ranking = cache.tree_core.ranking
         self.fault_ins = fault_ins
         self.output_ends = output_ends
@@ -69,7 +69,7 @@ class SsdTier:
 
     def published(self, req: Any) -> None:
         """The tree has the request's tokens up to `req.last_node`: they are in use now, and its checkpoints have a place."""
-        node, end = self._core.node_by_id(req.last_node), req.kv.cache_protected_len
+        node, end = self.core.node_by_id(req.last_node), req.kv.cache_protected_len
         if node.parent is None:
             return
         state = state_of(req, self._page_size)
@@ -95,15 +95,16 @@ class SsdTier:
         while node.parent is not None and node.id not in names:
             start = end - len(node.key)
             names.set(node.id, keys.between(req.full_untruncated_fill_ids, start, end))
+            self.ranking.ssd.adopt(node.id)
             node, end = node.parent, start
 
     def tick(self) -> None:
         """Make visible what has finished on all ranks. Never waits."""
         self._bury()
         self.kv_spill.plan()
-        if self._core.deaths != self._deaths_seen:
+        if self.core.deaths != self._deaths_seen:
             # KV that a waiting request found on the host may be on the SSD only by now: it has to look again.
-            self._deaths_seen = self._core.deaths
+            self._deaths_seen = self.core.deaths
             self.fault_ins.version += 1
         if not (
             self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
@@ -149,9 +150,9 @@ class SsdTier:
         while lost:
             node_id = lost.pop()
             if node_id in self.ranking.tree and not self.ranking.ssd.has_kv(node_id):
-                node = self._core.node_by_id(node_id)
-                if self._core.is_dead(node):
-                    self._core.remove_dead(node)
+                node = self.core.node_by_id(node_id)
+                if self.core.is_dead(node):
+                    self.core.remove_dead(node)
 
     def ranks_agree(self) -> bool:
         """Return whether all ranks have evicted the same so far. Every rank must call it in the same step."""
@@ -177,6 +178,19 @@ class SsdTier:
         self.fault_ins.reset()
         self.store.clear()
 
+    def land(self) -> None:
+        """Take in what is under way between device, host and store, without asking the other ranks. For the end only."""
+        for capture in self._captures:
+            capture.drain()
+            for row in capture.rows:
+                self._publish(row)
+        self._captures.clear()
+        self.output_ends.drain()
+        for end in self.output_ends.pop(len(self.output_ends)):
+            if end.record is not None:
+                self._publish(end)
+        self.kv_spill.finish(len(self.kv_spill))
+
     def close(self) -> None:
         self.kv_spill.close()
         self.store.close()
@@ -191,7 +205,7 @@ class SsdTier:
         if state.accounted:
             return
         state.accounted = True
-        resumed = self._core.node_by_id(req.last_node) if req.prefix_len else self._core.root_node
+        resumed = self.core.node_by_id(req.last_node) if req.prefix_len else self.core.root_node
         self.ranking.admitted(resumed)
         reusable = (
             min(state.kv_covered, len(req.full_untruncated_fill_ids) - 1) // self._page_size * self._page_size

@@ -14,7 +14,11 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
     registered_tree_core_backends,
 )
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import EvictDeviceLeafResult, UnifiedTreeCore
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+    EvictDeviceLeafResult,
+    UnifiedTreeCore,
+    _set_tlru_lens_and_raise_history,
+)
 
 from sglang_histate.adapter.ranking import Ranking
 
@@ -74,6 +78,18 @@ class HiStateTreeCore(UnifiedTreeCore):
         """Return whether neither device nor host has the KV of `node`."""
         full = node.component_data[ComponentType.FULL]
         return full.value is None and full.host_value is None
+
+    def plant(self, parent: Any, key: Any) -> Any:
+        """Add a dead node for the page-aligned `key` below `parent`, which has no child for it; return the node."""
+        node = self._new_node(priority=parent.priority)
+        node.parent, node.key = parent, key
+        node.rotation_base = parent.rotation_base
+        if self.tlru_bookkeeping:
+            _set_tlru_lens_and_raise_history(node, parent)
+        parent.children[key.child_key(self.page_size)] = node
+        self._update_evictable_leaf_sets(node)
+        self._update_evictable_leaf_sets(parent)
+        return node
 
     def make_dead(
         self, node: Any, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: list[Any]

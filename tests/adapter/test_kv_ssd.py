@@ -28,9 +28,10 @@ pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU eng
 class Bench(Rank):
     """A rank whose host arena is small. Each KV token and each state carries numbers by which it is known again."""
 
-    def __init__(self, **changes) -> None:
+    def __init__(self, disk: FakeDisk | None = None, **changes) -> None:
         super().__init__(
             Alone(),
+            disk,
             **(dict(slabs=400, buffers=24, kv_tokens=2048, host_pages=48, temporal=(8, 16, 12)) | changes),
         )
         self.core, self.ranking = self.engine.cache.tree_core, self.engine.ranking
