@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DAY_S = 86400
+INFINITE = float("inf")
 BURST_S = 5.0
 """Burst in seconds of the rate: what one long prompt leaves behind is written as it comes."""
 LEAST_RECORDS = 4
@@ -46,7 +47,7 @@ class Grant:
     """Bytes that were taken, and the day (since 1970) in which they count."""
 
     size_bytes: int
-    day: int
+    day: int | None
 
 
 def burst_bytes(rate: int, record_bytes: int) -> int:
@@ -95,14 +96,14 @@ class TokenBucket:
 
 
 class DailyCap:
-    """At most `cap` bytes in one UTC day.
+    """At most `cap` bytes in one UTC day; None only counts them.
 
     Raises:
         ValueError: a negative cap.
     """
 
-    def __init__(self, cap: int) -> None:
-        if cap < 0:
+    def __init__(self, cap: int | None) -> None:
+        if cap is not None and cap < 0:
             raise ValueError(f"a cap of {cap} bytes per day must not be negative")
         self.cap = cap
         self.day: int | None = None
@@ -112,8 +113,8 @@ class DailyCap:
         self._of_day_left = 1.0
 
     @property
-    def left(self) -> int:
-        return max(0, self.cap - self.taken)
+    def left(self) -> float:
+        return INFINITE if self.cap is None else max(0, self.cap - self.taken)
 
     def advance(self, now_s: float) -> None:
         day = int(now_s // DAY_S)
@@ -126,10 +127,16 @@ class DailyCap:
     @property
     def scarcity(self) -> float:
         """0 while at least a quarter of the cap is left, or as much of it as of the day; 1 when nothing is."""
+        if self.cap is None:
+            return 0.0
         if not self.left:
             return 1.0
         reserve = min(SCARCE_DAY, self._of_day_left) * self.cap
         return 0.0 if self.left >= reserve else 1 - self.left / reserve
+
+    def is_near(self, size_bytes: int) -> bool:
+        """Whether bytes have a price, or may have one at another time of the day, or `size_bytes` are too many."""
+        return self.cap is not None and self.left < max(self.cap * SCARCE_DAY, size_bytes)
 
 
 class WriteBudget:
@@ -142,31 +149,25 @@ class WriteBudget:
             ValueError: a negative size.
         """
         self.bucket = None if rate is None else TokenBucket(rate, burst_bytes(rate, record_bytes))
-        self.cap = None if daily is None else DailyCap(daily)
+        self.today = DailyCap(daily)
         self._record_bytes = record_bytes
 
     @property
-    def unlimited(self) -> bool:
-        return self.bucket is None and self.cap is None
-
-    @property
     def waits_for_time(self) -> bool:
-        """Whether a later time would change anything: a caller may leave `advance` out while it would not."""
+        """Whether a later time would change an answer: a caller may leave `advance` out while it would not."""
         if self.bucket is not None and self.bucket.rate and self.bucket.level < self.bucket.burst:
             return True
-        # Before that, neither a refusal nor a price of the cap can be out of date.
-        return self.cap is not None and self.cap.left < max(self.cap.cap * SCARCE_DAY, self._record_bytes)
+        return self.today.is_near(self._record_bytes)
 
     def advance(self, now_s: float) -> None:
         """It is `now_s`, seconds since 1970."""
         if self.bucket is not None:
             self.bucket.advance(now_s)
-        if self.cap is not None:
-            self.cap.advance(now_s)
+        self.today.advance(now_s)
 
     def shortage(self, size_bytes: int) -> Shortage | None:
         """Return why `size_bytes` could not be taken now, None if they could."""
-        if self.cap is not None and size_bytes > self.cap.left:
+        if size_bytes > self.today.left:
             return Shortage.DAILY_CAP
         if self.bucket is not None and size_bytes > self.bucket.level:
             return Shortage.WRITE_BUDGET
@@ -175,32 +176,30 @@ class WriteBudget:
     @property
     def scarcity(self) -> float:
         """The price of a byte, 0 (free) to 1: that of the limit that is nearer."""
-        return max((limit.scarcity for limit in (self.bucket, self.cap) if limit is not None), default=0.0)
+        return max(self.today.scarcity, 0.0 if self.bucket is None else self.bucket.scarcity)
 
     def take(self, size_bytes: int) -> Grant:
         """Take bytes of which there is no shortage."""
         if self.bucket is not None:
             self.bucket.take(size_bytes)
-        if self.cap is None:
-            return Grant(size_bytes, 0)
-        self.cap.taken += size_bytes
-        return Grant(size_bytes, self.cap.day or 0)
+        self.today.taken += size_bytes
+        return Grant(size_bytes, self.today.day)
 
     def give_back(self, grant: Grant) -> None:
         """What was taken is not written. The bytes of another day stay counted: that day is over."""
         if self.bucket is not None:
             self.bucket.give_back(grant.size_bytes)
-        if self.cap is not None and grant.day == (self.cap.day or 0):
-            self.cap.taken -= grant.size_bytes
+        if grant.day == self.today.day:
+            self.today.taken -= grant.size_bytes
 
     def state(self) -> tuple[int, int]:
-        """Return the day since 1970 and the bytes taken in it, for `restore` after a restart; (0, 0) without a cap."""
-        return (0, 0) if self.cap is None else (self.cap.day or 0, self.cap.taken)
+        """Return the day since 1970 and the bytes taken in it, for `restore` after a restart."""
+        return self.today.day or 0, self.today.taken
 
     def restore(self, day: int, taken: int) -> None:
         """Go on counting where an earlier run ended. Call it before the first `advance`.
 
         The bucket starts full all the same: a restart is worth one burst.
         """
-        if self.cap is not None and taken > 0:
-            self.cap.day, self.cap.taken = day, taken
+        if taken > 0:
+            self.today.day, self.today.taken = day, taken

@@ -1,5 +1,6 @@
 """The SSD tier: checkpoints and KV extents in one file of fixed slabs per rank. No torch, no sglang."""
 
+from .admission import WriteLimits
 from .index import Entry, EntryState
 from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
@@ -35,6 +36,7 @@ __all__ = [
     "RecoveryReport",
     "StoreError",
     "StoreStats",
+    "WriteLimits",
     "WriteOutcome",
     "check_directory",
     "probe_directory",

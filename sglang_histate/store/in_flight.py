@@ -59,6 +59,7 @@ class InFlight:
         entry.record = None
         self._records.release(operation.record)
         if operation.abandoned is not None:
+            self._counters[entry.kind].cancelled[operation.abandoned.agreed] += 1
             self._occupancy.free_if_unused(entry)
             return WriteOutcome(entry.key, entry.kind, entry.at_token, operation.abandoned)
         if self._breaker.record(ok):

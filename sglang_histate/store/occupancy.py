@@ -19,6 +19,9 @@ from .recovery import Recovered
 from .slabs import SlabPool
 from .stats import KindCounters
 
+NO_SLAB = -1
+"""Of an entry that never was in the index."""
+
 ChooseVictim = Callable[[], Key | None]
 OnPresent = Callable[[bytes, RecordKind], None]
 OnGone = Callable[[bytes, RecordKind, DropReason], None]
@@ -109,7 +112,7 @@ class Occupancy:
 
     def free_if_unused(self, entry: Entry) -> None:
         """Give back the slab of an entry that is gone, unless a read or a write still needs it."""
-        if entry.state is EntryState.GONE and not entry.in_use:
+        if entry.state is EntryState.GONE and not entry.in_use and entry.slab != NO_SLAB:
             count = self._counters[entry.kind]
             count.slabs -= 1
             count.content_bytes -= self._layout.content_bytes(entry.kind, entry.n_pages)

@@ -30,6 +30,9 @@ class WriteOperation:
     entry: Entry
     record: Record
     captured_at_us: int
+    # What it saves in tokens of recomputation per byte; None is worth any price.
+    value: float | None = None
+    submitted_s: float = 0.0
     # Set when the entry is gone: the record is not worth its bytes and the outcome has no effect.
     abandoned: DropReason | None = None
     failure: DropReason | None = None

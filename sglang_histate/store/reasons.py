@@ -19,6 +19,11 @@ class PutResult(StrEnum):
     ALREADY_STORED = "already_stored"  # the key is in the index; it was touched
     NO_SLAB = "no_slab"  # nothing may be replaced: all slabs are in use, or the policy keeps what there is
     BAD_VICTIM = "bad_victim"  # the policy chose a record that is in use or not in the index
+    NO_BUFFER = "no_buffer"  # every record buffer is in use
+    WRITE_BUDGET = "write_budget"  # the bytes per second are used up
+    DAILY_CAP = "daily_cap"  # the bytes of this day are used up
+    LOW_VALUE = "low_value"  # bytes are short, and others are worth more
+    QUEUE_AGE = "queue_age"  # it would wait too long for the writes before it, which are worth as much
     BREAKER_OPEN = "breaker_open"  # too many writes in a row failed
     CLOSED = "closed"
 
@@ -54,6 +59,8 @@ class DropReason(StrEnum):
     )
     CLEARED = "cleared"
     CLOSED = "closed"
+    QUEUE_AGE = "queue_age"  # writes were waiting for too long, and it was worth least
+    ABORTED = "aborted"  # its request was aborted before the KV that it restores was in the tree
     READ_FAILED = "read_failed"  # on this rank or on another
     WRITE_FAILED = "write_failed"  # on this rank or on another; what `agreed` makes of the ones below
     WRITE_ERROR = "write_error"

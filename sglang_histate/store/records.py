@@ -13,11 +13,15 @@ does not.
 from __future__ import annotations
 
 import mmap
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from .layout import RecordLayout
+
+if TYPE_CHECKING:
+    from .admission import Claim
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,7 +35,7 @@ class Record:
     put, its bytes are read-only by contract: reads may be served from it.
     """
 
-    __slots__ = ("buffer_id", "header", "image", "kv_pages", "memory", "payload", "refs")
+    __slots__ = ("buffer_id", "claim", "header", "image", "kv_pages", "memory", "payload", "refs")
 
     def __init__(self, buffer_id: int, memory: Bytes, layout: RecordLayout) -> None:
         self.buffer_id = buffer_id
@@ -42,6 +46,7 @@ class Record:
         extent = memory[layout.header_bytes :][: layout.pages_per_extent * layout.kv_page_bytes]
         self.kv_pages = extent.reshape(layout.pages_per_extent, layout.kv_page_bytes)
         self.refs = 0
+        self.claim: Claim | None = None  # the store's: bytes that it may cost to write this record
 
 
 class RecordPool:

@@ -14,6 +14,19 @@ from .slabs import SlabPool
 
 
 @dataclass(frozen=True)
+class WriteStats:
+    """The limits on writes and what of them is used, at the last time that the ranks agreed on. None: no limit."""
+
+    bytes_per_s: int | None
+    burst_bytes: int | None
+    bytes_now: int | None  # could be written at once
+    bytes_per_day: int | None
+    bytes_today: int  # admitted in this UTC day, also by an older run
+    price: float  # 0: everything is written; towards 1: only what is worth most
+    wait_s: float  # that one more write is expected to wait
+
+
+@dataclass(frozen=True)
 class KindStats:
     """One kind's part of the file and of the counters. Totals count since open."""
 
@@ -28,6 +41,7 @@ class KindStats:
     puts: Mapping[PutResult, int]
     misses: Mapping[MissReason, int]
     drops: Mapping[DropReason, int]
+    cancelled: Mapping[DropReason, int]  # writes that had no effect, by what became of the record meanwhile
     recovered: int  # left by an older run
 
 
@@ -60,6 +74,8 @@ class StoreStats:
     puts: Mapping[PutResult, int]
     misses: Mapping[MissReason, int]
     drops: Mapping[DropReason, int]
+    cancelled: Mapping[DropReason, int]
+    writes: WriteStats
     kinds: Mapping[RecordKind, KindStats]
 
 
@@ -78,6 +94,7 @@ class KindCounters:
     puts: Counter[PutResult] = field(default_factory=Counter)
     misses: Counter[MissReason] = field(default_factory=Counter)
     drops: Counter[DropReason] = field(default_factory=Counter)
+    cancelled: Counter[DropReason] = field(default_factory=Counter)
 
     def snapshot(self, slab_bytes: int) -> KindStats:
         return KindStats(
@@ -92,6 +109,7 @@ class KindCounters:
             puts=dict(self.puts),
             misses=dict(self.misses),
             drops=dict(self.drops),
+            cancelled=dict(self.cancelled),
             recovered=self.recovered,
         )
 
@@ -112,6 +130,7 @@ def gather(
     reads_in_flight: int,
     breaker_open: bool,
     direct_io: bool,
+    writes: WriteStats,
 ) -> StoreStats:
     both, used = total(counters), slabs.total - slabs.free
     return StoreStats(
@@ -137,6 +156,8 @@ def gather(
         puts=dict(both.puts),
         misses=dict(both.misses),
         drops=dict(both.drops),
+        cancelled=dict(both.cancelled),
+        writes=writes,
         kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in counters.items()},
     )
 
@@ -156,4 +177,5 @@ def total(counters: Mapping[RecordKind, KindCounters]) -> KindCounters:
         both.puts += part.puts
         both.misses += part.misses
         both.drops += part.drops
+        both.cancelled += part.cancelled
     return both

@@ -27,9 +27,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .admission import Admission, WriteLimits
 from .breaker import Breaker
 from .closing import CLOSE_DEADLINE_S, end_threads, shut
 from .disk import Disk
@@ -38,11 +40,12 @@ from .in_flight import InFlight
 from .index import Entry
 from .intake import Intake
 from .kinds import Key, RecordKind
-from .layout import KEY_BYTES, NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
+from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .occupancy import ChooseVictim, Occupancy, OnGone, OnPresent
 from .opening import Agree, AgreeEpoch, Opened, RecoveryRules, open_file
 from .operations import Committed, Deliver, ReadTicket
 from .reader import Reader, ReadGate
+from .readout import Readout
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
 from .snapshot import OrderOfUse, SnapshotFile
@@ -63,6 +66,7 @@ class CheckpointStore:
         slab_count: int,
         reader_threads: int,
         breaker: Breaker,
+        admission: Admission,
         clock: Callable[[], float],
         choose_victim: ChooseVictim | None,
         on_present: OnPresent | None,
@@ -76,6 +80,7 @@ class CheckpointStore:
         self._block_zero = opened.block_zero
         self._order_of_use = OrderOfUse(opened.snapshots, fingerprint, opened.epoch)
         self._breaker = breaker
+        self.admission = admission
         self._events = EventLog()
         self._counters = new_counters()
         self._occupancy = Occupancy(
@@ -101,10 +106,13 @@ class CheckpointStore:
             self._occupancy,
             self._in_flight,
             breaker,
+            admission,
+            layout,
             self._writer,
             self._counters,
             clock,
         )
+        self._readout = Readout(records, self._occupancy, self._in_flight, self._reader, self._counters)
         self._occupancy.recover(opened.recovered)
         if opened.recovered:
             self.snapshot()  # the one of the epoch before does not count any more
@@ -129,6 +137,7 @@ class CheckpointStore:
         clock: Callable[[], float] = time.time,
         breaker_failures: int = 3,
         breaker_refused_puts: int = 64,
+        write_limits: WriteLimits | None = None,
         choose_victim: ChooseVictim | None = None,
         on_present: OnPresent | None = None,
         on_gone: OnGone | None = None,
@@ -150,6 +159,8 @@ class CheckpointStore:
         with what this rank has, and returns what all ranks have, in one order for all (say, that of the first
         rank). `agree_epoch(number)` is called once before it and returns the largest number of all ranks:
         without it a rank whose file was lost would never again write what the others recognise.
+
+        `write_limits`, none by default, need `tick`. They are this store's: the same on every rank.
 
         The other three run inside calls of the scheduler thread. They may look things up and must not change
         the store. `choose_victim()` names the record that makes room when no slab is free: it must be
@@ -174,6 +185,7 @@ class CheckpointStore:
             slab_count=slab_count,
             reader_threads=reader_threads,
             breaker=Breaker(breaker_failures, breaker_refused_puts),
+            admission=Admission(write_limits or WriteLimits(), layout),
             clock=clock,
             choose_victim=choose_victim,
             on_present=on_present,
@@ -201,19 +213,27 @@ class CheckpointStore:
         """Return a record to fill, or None when all are in use. Hand it to `put` or to `release_record`."""
         return None if self._closed else self.records.acquire()
 
+    def claim_record(
+        self, key: bytes, value: float | None, *, kind: RecordKind = RecordKind.CHECKPOINT, n_pages: int = 0
+    ) -> Record | PutResult:
+        """Return a record for `key` for which the write limits have given the bytes, or why it would be refused.
+
+        `value`: tokens of recomputation that it saves per byte, None for any price. A claim in vain counts as a put.
+        """
+        return self._intake.claim(Key(key, kind), n_pages, value)
+
     def release_record(self, record: Record) -> None:
         """Give back a record that was not put."""
-        self.records.release(record)
+        self._intake.release(record)
 
     def put(self, key: bytes, at_token: int, record: Record, *, namespace: bytes = NO_NAMESPACE) -> PutResult:
         """Store the checkpoint in `record` under `key`. The record is the store's now, whatever the result.
 
-        `namespace` (16 bytes) says who may use it: it is kept with the record and never looked at here. A record that nothing uses gives up its slab if none is free. Puts that the breaker refuses count
-        towards its end.
+        `namespace` (16 bytes) says who may use it: it is kept with the record and never looked at here. A
+        record that nothing uses gives up its slab if none is free. A record that was not claimed is worth any
+        price. Puts that the breaker refuses count towards its end.
         """
-        return self._intake.put(
-            Key(key), at_token, record, parent=NO_PARENT, page_keys=(), namespace=namespace
-        )
+        return self._intake.put(Key(key), at_token, record, NO_PARENT, (), namespace)
 
     def put_extent(
         self,
@@ -231,17 +251,9 @@ class CheckpointStore:
         of a sequence. An extent with this key that is there already stays as it is, also if it has fewer
         pages: see `lookup`, and `drop` it first where that matters.
         """
-        n_pages = len(page_keys)
-        assert 1 <= n_pages <= self.layout.pages_per_extent, f"{n_pages} pages do not fit into a slab"
-        for name in (parent, *page_keys):
-            assert len(name) == KEY_BYTES, f"a page hash has {KEY_BYTES} bytes"
+        assert page_keys, "an extent has at least one page"
         return self._intake.put(
-            Key(page_keys[-1], RecordKind.KV),
-            at_token,
-            record,
-            parent=parent,
-            page_keys=tuple(page_keys),
-            namespace=namespace,
+            Key(page_keys[-1], RecordKind.KV), at_token, record, parent, tuple(page_keys), namespace
         )
 
     def begin_read(
@@ -253,25 +265,11 @@ class CheckpointStore:
         completed; if it raises, the read is a miss. It must not call the store. Of an extent, `n_pages` of
         `record.kv_pages` are valid, see `lookup`.
         """
-        entry = self.lookup(key, kind)
-        if self._closed:
-            return self._miss(kind, MissReason.CLOSED)
-        if entry is None:
-            return self._miss(kind, MissReason.ABSENT)
-        shared = entry.record is not None
-        record = self.records.share(entry.record) if entry.record is not None else self.records.acquire()
-        if record is None:
-            return self._miss(kind, MissReason.NO_BUFFER)
-        entry.pins += 1
-        self._index.touch(entry.name)
-        ticket = ReadTicket(key, entry.at_token, record, shared, entry=entry, deliver=deliver)
-        self._reads.submit(ticket)
-        self._counters[kind].reads_shared += shared
-        if shared and deliver is None:
-            ticket.finish(None)
-        else:
-            self._reader.submit(ticket)
-        return ticket
+        return self._readout.begin(Key(key, kind), deliver)
+
+    def lend(self, key: bytes, at_token: int, record: Record, deliver: Deliver) -> ReadTicket:
+        """Hand a checkpoint that is not put to `deliver` on a reader thread, as a read of it would."""
+        return self._readout.lend(Key(key), at_token, record, deliver)
 
     def cancel_read(self, ticket: ReadTicket) -> None:
         """Give up on a read. Its buffer comes back when the read is committed, or now if it was."""
@@ -326,9 +324,15 @@ class CheckpointStore:
 
     def commit(self, write_ok: Sequence[bool], read_ok: Sequence[bool]) -> Committed:
         """Apply agreed outcomes to the oldest uncommitted writes and reads, in order."""
+        ended = list(islice(self._writes, len(write_ok)))
         writes = tuple(self._in_flight.commit_write(ok) for ok in write_ok)
+        self.admission.committed(ended, queued=len(self._writes) > 0)
         reads = [self._in_flight.commit_read(ok) for ok in read_ok]
         return Committed(writes, tuple(ticket for ticket in reads if not ticket.cancelled))
+
+    def tick(self, now_s: float) -> None:
+        """It is `now_s`, seconds since 1970: the same on every rank, and never falling. For the write limits."""
+        self.admission.tick(now_s)
 
     def poll(self) -> Committed:
         """Commit all that has finished. For one rank only."""
@@ -350,7 +354,7 @@ class CheckpointStore:
         """
         if self._closed:
             return
-        self._closed = self._intake.closed = True
+        self._closed = self._intake.closed = self._readout.closed = True
         order_of_use = self._order_of_use.taken(self._index.names(), self._intake.newest)
         ended, drained = end_threads(self._writer, self._reader, deadline_s)
         for entry in list(self._index):
@@ -365,7 +369,7 @@ class CheckpointStore:
     def logical_state(self) -> tuple[object, ...]:
         """Return all that must be equal on every rank after the same calls.
 
-        Entries by last use, free slabs, free buffers, counts of operations, and whether the breaker is open.
+        Entries by last use, free slabs, free buffers, counts of operations, the breaker and the write limits.
         """
         entries = tuple(entry.logical() for entry in self._index)
         counts = (
@@ -375,7 +379,8 @@ class CheckpointStore:
             len(self._reads),
         )
         slabs = self._occupancy.slabs.free_ids()
-        return entries, slabs, self.records.free_ids(), counts, self._breaker.is_open
+        limits = self.admission.logical()
+        return entries, slabs, self.records.free_ids(), counts, self._breaker.is_open, limits
 
     def stats(self) -> StoreStats:
         return gather(
@@ -389,8 +394,5 @@ class CheckpointStore:
             reads_in_flight=len(self._reads),
             breaker_open=self._breaker.is_open,
             direct_io=self._disk.direct,
+            writes=self.admission.stats(self._writes),
         )
-
-    def _miss(self, kind: RecordKind, reason: MissReason) -> MissReason:
-        self._counters[kind].misses[reason] += 1
-        return reason
