@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.checks import check_runtime
+from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress
@@ -39,7 +39,7 @@ from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
-from sglang_histate.config import HiStateConfig, describe
+from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
 from sglang_histate.store import CheckpointStore, StoreError
@@ -62,7 +62,7 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     }
     params.tree_core_backend = tree_core.register()
     try:
-        layout = _state_layout(params.req_to_token_pool)
+        layout = _state_layout(params.req_to_token_pool, config.checkpoint_dtype)
         budget = host_budget(params, layout, config, Ranks.of(ctx.server_args))
         use_arena(budget, layout)
         cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
@@ -75,10 +75,11 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     return cache
 
 
-def _state_layout(pool: Any) -> StateLayout:
+def _state_layout(pool: Any, encoding: CheckpointDtype) -> StateLayout:
     states = pool.mamba_pool.mamba_cache
+    check_encoding(encoding, states.temporal.dtype)
     layer_ids = sorted(pool.mamba_map, key=pool.mamba_map.__getitem__)
-    return StateLayout.from_pool(layer_ids, states.temporal, states.conv[0])
+    return StateLayout.from_pool(layer_ids, states.temporal, states.conv[0], encoding)
 
 
 def _start_tier(
@@ -94,7 +95,7 @@ def _start_tier(
     grid = lcm(STEP_TOKENS, page_size)
     allocator = ctx.params.token_to_kv_pool_allocator
     kv_token_bytes = kv_bytes_per_token(allocator)
-    state_tokens = layout.checkpoint_bytes / kv_token_bytes
+    state_tokens = layout.stored_bytes / kv_token_bytes  # what one more on the SSD costs
     record = layout.record_layout(budget.page_bytes)
     counters = Counters()
     parallel = get_parallel()
@@ -105,7 +106,7 @@ def _start_tier(
     ranking = attach_ranking(
         cache,
         sizes=Sizes(
-            state=record.payload_bytes,
+            state=layout.image_bytes,
             kv_token=kv_token_bytes,
             page=page_size,
             state_pages=cache.host_pool_group.get_pool(PoolName.MAMBA).pages_per_slot,
@@ -148,7 +149,7 @@ def _start_tier(
             grid=grid,
             layout=layout,
             store=store,
-            egress=LayerEgress(temporal.device),
+            egress=LayerEgress(temporal.device, layout.codec),
             counters=counters,
             journal=journal,
         ),
@@ -188,15 +189,18 @@ def _start_tier(
         "page_size": page_size,
         "grid_tokens": grid,
         "checkpoint_bytes": layout.checkpoint_bytes,
+        "checkpoint_stored_bytes": layout.stored_bytes,
         "kv_bytes_per_token": kv_token_bytes,
         "checkpoint_in_kv_tokens": round(state_tokens, 1),
         "linear_layers": len(layout.layer_ids),
         "pid": os.getpid(),
     }
     logger.info(
-        "HiState: checkpoint %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
+        "HiState: checkpoint %s, stored as %s in %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
         "O_DIRECT %s), host %s of which %s in flight (%d records)",
         format_size(layout.checkpoint_bytes),
+        layout.encoding.value,
+        format_size(layout.stored_bytes),
         state_tokens,
         config.interval_text,
         grid,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sglang_histate.adapter.egress import LayerEgress
-from sglang_histate.adapter.state_layout import LayerViews, StateLayout
+from sglang_histate.adapter.state_layout import RecordViews, StateLayout
 from sglang_histate.policy.interval import STEP_TOKENS
 from sglang_histate.store import Record
 
@@ -53,7 +53,7 @@ class ForwardCapture:
         self.rows = rows
         self._layout = layout
         self._egress = egress
-        self._views: list[list[LayerViews]] = [layout.views(row.record.payload) for row in rows]
+        self._views: list[list[RecordViews]] = [layout.record_views(row.record.payload) for row in rows]
         self._layer_index = {layer_id: index for index, layer_id in enumerate(layout.layer_ids)}
         self._inputs_taken: set[int] = set()
         self._states_taken: set[int] = set()
@@ -126,12 +126,14 @@ class ForwardCapture:
             states = h.view(-1, *self._layout.temporal_shape)[sources.chunk_rows].to(
                 self._layout.temporal_dtype
             )
-            self._egress.copy(
+            self._egress.encode(
                 states, [self._views[target][index].temporal for target in sources.chunk_targets]
             )
         if sources.end_targets:
             states = pool[slots[sources.end_rows].to(torch.int64)]
-            self._egress.copy(states, [self._views[target][index].temporal for target in sources.end_targets])
+            self._egress.encode(
+                states, [self._views[target][index].temporal for target in sources.end_targets]
+            )
         self._states_taken.add(layer_id)
 
     def finish(self) -> None:

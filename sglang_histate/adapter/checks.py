@@ -6,9 +6,10 @@ import os
 from typing import Any
 
 import sglang
+import torch
 
 from sglang_histate.adapter.refusal import Refusal
-from sglang_histate.config import HiStateConfig
+from sglang_histate.config import CheckpointDtype, HiStateConfig
 from sglang_histate.policy.interval import STEP_TOKENS, check_grid
 from sglang_histate.upstream import check_active_overlay
 
@@ -88,6 +89,8 @@ def check_arguments(args: Any) -> None:
     _check_steps(args.page_size, args.chunked_prefill_size)
     _check_states(args)
     _check_device_pool(args)
+    if args.mamba_ssm_dtype is not None:  # else the model's, which is known once it is built
+        check_encoding(CheckpointDtype(args.histate_checkpoint_dtype), getattr(torch, args.mamba_ssm_dtype))
 
 
 def check_model(model_config: Any, model_path: str) -> None:
@@ -101,6 +104,19 @@ def check_model(model_config: Any, model_path: str) -> None:
         raise Refusal(
             f"--model-path {model_path} is a {architecture}, HiState serves {', '.join(SUPPORTED_ARCHITECTURES)}: "
             f"choose another model, {_OFF}"
+        )
+
+
+def check_encoding(encoding: CheckpointDtype, state_dtype: torch.dtype) -> None:
+    """Refuse to encode states that are small already: two roundings one on the other have no bound worth stating.
+
+    Raises:
+        Refusal: see the module docstring.
+    """
+    if encoding is not CheckpointDtype.NATIVE and state_dtype is not torch.float32:
+        raise Refusal(
+            f"--histate-checkpoint-dtype {encoding.value} encodes states in float32, this model keeps them in "
+            f"{str(state_dtype).removeprefix('torch.')}: use native, or --mamba-ssm-dtype float32, {_OFF}"
         )
 
 

@@ -90,7 +90,7 @@ def host_budget(
     page_bytes = kv_page_bytes(info, params.page_size)
     record = layout.record_layout(page_bytes)
     buffers = record_buffers(config, record.slab_bytes)
-    state_pages = -(-record.payload_bytes // page_bytes)
+    state_pages = -(-layout.image_bytes // page_bytes)
     memory = get_memory()
     if config.host_size_bytes is not None:
         flag = f"--histate-host-size {format_size(config.host_size_bytes)}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.config import CheckpointDtype
 
 
 class HostSlots:
@@ -16,9 +18,10 @@ class HostSlots:
 
     def __init__(self, component: HiStateMambaComponent, layout: StateLayout) -> None:
         face: Any = component._mamba_pool_host
-        assert isinstance(face, StateFace) and face.size_per_token == layout.record_layout().payload_bytes
+        assert isinstance(face, StateFace) and face.size_per_token == layout.image_bytes
         self._component = component
         self._face = face
+        self._layout = layout
 
     @property
     def total(self) -> int:
@@ -37,5 +40,25 @@ class HostSlots:
         self._component.drop_loaded_host_state(node_id)
 
     def fill(self, slot: torch.Tensor, payload: Any) -> None:
-        """Copy a record's payload into `slot`. Safe on any thread while the slot is held."""
-        self._face.fill(int(slot[0]), payload)
+        """Copy a record's payload into `slot`, decoded. Safe on any thread while the slot is held."""
+        layout, index = self._layout, int(slot[0])
+        if layout.encoding is CheckpointDtype.NATIVE:
+            self._face.fill(index, payload)
+            return
+        segment = np.zeros(layout.segment_bytes, dtype=np.uint8)
+        (decoded,) = layout.views(segment)
+        for layer, encoded in enumerate(layout.record_views(payload)):
+            layout.codec.decode(encoded.temporal, decoded.temporal)
+            decoded.conv.copy_(encoded.conv)
+            self._face.fill(index, segment, layer * layout.segment_bytes)
+
+    def read_into(self, slot: torch.Tensor, payload: Any) -> None:
+        """Copy the state in `slot` into a record's payload, encoded."""
+        layout, image = self._layout, self._face.read(int(slot[0]))
+        if layout.encoding is CheckpointDtype.NATIVE:
+            payload[:] = image
+            return
+        for state, encoded in zip(layout.views(image), layout.record_views(payload), strict=True):
+            for target, part in zip(encoded.temporal, layout.codec.encode(state.temporal[None]), strict=True):
+                target.copy_(part[0])
+            encoded.conv.copy_(state.conv)

@@ -60,7 +60,7 @@ class OutputEnds:
         self._page_size = page_size
         self._counters = counters
         self._forward_stream = forward_stream
-        self._egress = LayerEgress(temporal.device)
+        self._egress = LayerEgress(temporal.device, layout.codec)
         self._pending: deque[OutputEnd] = deque()
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class OutputEnds:
 
     @property
     def reading(self) -> bool:
-        """True while a copy reads device slots. Without a GPU a copy is done when `take` returns."""
+        """True while a copy reads device slots. A plain copy without a GPU is done when `take` returns."""
         return any(end.event is not None for end in self._pending)
 
     def take(self, req: Any) -> None:
@@ -114,6 +114,10 @@ class OutputEnds:
             self._cache.dec_lock_ref(end.node_id, end.lock)
         return ends
 
+    def drain(self) -> None:
+        """Wait until all copies have arrived."""
+        self._egress.drain()
+
     def reset(self) -> None:
         """The tree is being emptied: its locks are gone, the records go back."""
         self._egress.drain()
@@ -124,18 +128,21 @@ class OutputEnds:
         self._pending.clear()
 
     def _copy(self, slot: torch.Tensor, record: Record) -> Any:
-        views = self._layout.views(record.payload)
+        views = self._layout.record_views(record.payload)
         slot = self._cache.req_to_token_pool.translate_mamba_indices(slot)
         if self._temporal.device.type != "cuda":
             index = int(slot[0])
             for layer, view in enumerate(views):
-                view.temporal.copy_(self._temporal[layer, index])
+                self._egress.encode(self._temporal[layer, index : index + 1], [view.temporal])
                 view.conv.copy_(self._conv[layer, index])
-            return None
+            return self._egress.record()
         # The slot's index was written on the current stream, its state by the last forward pass on its own stream.
         self._egress.wait_for(torch.cuda.current_stream(), self._forward_stream)
         with self._egress.on_stream():
             for layer, view in enumerate(views):  # one layer at a time bounds the copies on the device
-                view.temporal.copy_(self._temporal[layer, slot][0], non_blocking=True)
+                for target, part in zip(
+                    view.temporal, self._layout.codec.encode(self._temporal[layer, slot]), strict=True
+                ):
+                    target.copy_(part[0], non_blocking=True)
                 view.conv.copy_(self._conv[layer, slot][0], non_blocking=True)
         return self._egress.record()

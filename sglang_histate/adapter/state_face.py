@@ -1,8 +1,8 @@
 """The state face of the host arena: a slot is one checkpoint on scattered pages.
 
-The pages of a slot, read one after the other, hold exactly what a record's payload holds (`StateLayout`): layer by
-layer, temporal state then convolution window. So a record is copied in as it is, and a layer is loaded by reading only
-the pages it lies on.
+The pages of a slot, read one after the other, hold an image (`StateLayout`): layer by layer, temporal state then
+convolution window, as the device has them. So a native record is copied in as it is, any other one decoded layer by
+layer, and a layer is loaded by reading only the pages it lies on.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ class StateFace(ArenaFace):
     def __init__(
         self, shared: SharedArena, info: MambaStateBufferInfo, state: StateLayout, *, layout: str
     ) -> None:
-        payload_bytes = state.record_layout().payload_bytes
-        self.pages_per_slot = shared.arena.pages_for(payload_bytes)
+        self.pages_per_slot = shared.arena.pages_for(state.image_bytes)
         slots = shared.arena.total_pages // self.pages_per_slot
         super().__init__(
             shared,
             label="states",
             page_size=1,
             size=slots,
-            size_per_token=payload_bytes,
+            size_per_token=state.image_bytes,
             layer_num=len(state.layer_ids),
             dtype=state.temporal_dtype,
             layout=layout,
         )
         self._free = list(range(slots - 1, -1, -1))  # the next one last
         self._pages: dict[int, list[int]] = {}
-        # (rows on the device, offset in the payload) of both parts, layer by layer.
+        # (rows on the device, offset in the image) of both parts, layer by layer.
         temporal, conv = info.temporal, info.conv[0]
         self._parts = [
             [
@@ -92,20 +91,20 @@ class StateFace(ArenaFace):
         """Slots in use."""
         return len(self._pages)
 
-    def fill(self, slot: int, payload: Any) -> None:
-        """Copy a record's payload (uint8) into the slot. Safe on any thread while the slot is held."""
-        plan = self._range(self._held(slot), 0, self.size_per_token).reversed()
-        run_plan(plan, torch.from_numpy(payload), self.shared.memory)
+    def fill(self, slot: int, image: Any, start: int = 0) -> None:
+        """Copy an image or some bytes of one (uint8) to `start` in the slot. Safe on any thread while the slot is held."""
+        plan = self._range(self._held(slot), start, len(image)).reversed()
+        run_plan(plan, torch.from_numpy(image), self.shared.memory)
 
     def read(self, slot: int) -> Any:
-        """Return a copy of the slot's bytes, in the form of a record's payload."""
-        payload = np.empty(self.size_per_token, dtype=np.uint8)
+        """Return a copy of the slot's image."""
+        image = np.empty(self.size_per_token, dtype=np.uint8)
         run_plan(
             self._range(self._held(slot), 0, self.size_per_token),
             self.shared.memory,
-            torch.from_numpy(payload),
+            torch.from_numpy(image),
         )
-        return payload
+        return image
 
     def backup_from_device_all_layer(
         self, device_pool: Any, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str

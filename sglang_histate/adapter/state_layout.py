@@ -1,28 +1,41 @@
-"""How one checkpoint's tensors lie in a record: layer by layer, temporal state then convolution window.
+"""How one checkpoint's tensors lie in host memory: as an *image*, and as a *record* in the encoding of the SSD.
 
-A checkpoint of L linear layers is L segments. Each segment is the layer's temporal state ``[HV, V, K]`` followed by
-its convolution window ``[dim, W-1]``, both in the pool's own dtype and element order, each padded to 16 bytes.
-Layer-major order lets capture fill a record while the forward pass runs, and lets a read be consumed layer by layer.
+A checkpoint of L linear layers is L segments. A segment of an image is the layer's temporal state ``[HV, V, K]``
+followed by its convolution window ``[dim, W-1]``, both in the pool's own dtype and element order: what a slot of the host
+arena holds. A segment of a record has the parts of the encoded temporal state (`copy.encoding`) in place of the state;
+in the native encoding the two are the same bytes. Everything begins on 16 bytes. Layer-major order lets capture fill a
+record while the forward pass runs, and lets a read be consumed layer by layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
+from sglang_histate.config import CheckpointDtype
+from sglang_histate.copy import Part, TemporalCodec, codec_for
+from sglang_histate.copy.encoding import all_finite
 from sglang_histate.store.layout import RecordLayout
 
 _ALIGNMENT_BYTES = 16
 
 
 class LayerViews(NamedTuple):
-    """Writable tensors over one layer's bytes of a record."""
+    """Writable tensors over one layer's segment of an image."""
 
     temporal: torch.Tensor
+    conv: torch.Tensor
+
+
+class RecordViews(NamedTuple):
+    """Writable tensors over one layer's segment of a record: the parts of the encoded state, and the window."""
+
+    temporal: tuple[torch.Tensor, ...]
     conv: torch.Tensor
 
 
@@ -39,9 +52,16 @@ class StateLayout:
     temporal_dtype: torch.dtype
     conv_shape: tuple[int, ...]
     conv_dtype: torch.dtype
+    encoding: CheckpointDtype = CheckpointDtype.NATIVE
 
     @classmethod
-    def from_pool(cls, layer_ids: Sequence[int], temporal: torch.Tensor, conv: torch.Tensor) -> StateLayout:
+    def from_pool(
+        cls,
+        layer_ids: Sequence[int],
+        temporal: torch.Tensor,
+        conv: torch.Tensor,
+        encoding: CheckpointDtype = CheckpointDtype.NATIVE,
+    ) -> StateLayout:
         """Read the layout off the pool's tensors: temporal ``[L, slots, HV, V, K]``, conv ``[L, slots, dim, W-1]``."""
         assert temporal.shape[0] == conv.shape[0] == len(layer_ids)
         return cls(
@@ -50,6 +70,7 @@ class StateLayout:
             temporal_dtype=temporal.dtype,
             conv_shape=tuple(conv.shape[2:]),
             conv_dtype=conv.dtype,
+            encoding=encoding,
         )
 
     @property
@@ -62,33 +83,87 @@ class StateLayout:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of state proper, without padding: what a checkpoint costs in the interval policy."""
+        """Bytes of state proper, without padding, on device and host."""
         return len(self.layer_ids) * (self.temporal_bytes + self.conv_bytes)
+
+    # The image.
 
     @property
     def segment_bytes(self) -> int:
-        return _aligned(self.temporal_bytes) + _aligned(self.conv_bytes)
+        """Of one layer of an image."""
+        return self.conv_offset + _aligned(self.conv_bytes)
 
     @property
     def conv_offset(self) -> int:
-        """Where a segment's convolution window begins."""
+        """Where the convolution window begins in a segment of an image."""
         return _aligned(self.temporal_bytes)
+
+    @property
+    def image_bytes(self) -> int:
+        """What a slot of the host arena takes for a checkpoint."""
+        return len(self.layer_ids) * self.segment_bytes
+
+    def views(self, image: Any) -> list[LayerViews]:
+        """Return tensors that share memory with an `image` (uint8, of any whole number of segments), layer by layer."""
+        flat = torch.from_numpy(image)
+        state, window = self._native.parts[0], Part(self.conv_shape, self.conv_dtype)
+        return [
+            LayerViews(_view(flat, start, state), _view(flat, start + self.conv_offset, window))
+            for start in range(0, len(flat) - self.segment_bytes + 1, self.segment_bytes)
+        ]
+
+    # The record.
+
+    @cached_property
+    def codec(self) -> TemporalCodec:
+        """The encoding of one layer's temporal state."""
+        return codec_for(self.encoding, self.temporal_shape, self.temporal_dtype)
+
+    @cached_property
+    def _native(self) -> TemporalCodec:
+        return codec_for(CheckpointDtype.NATIVE, self.temporal_shape, self.temporal_dtype)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an encoded checkpoint without padding: what one costs on the SSD."""
+        return len(self.layer_ids) * (self.codec.size_bytes + self.conv_bytes)
+
+    @cached_property
+    def _part_offsets(self) -> tuple[int, ...]:
+        """Where each part begins in a segment of a record; the last one is the window's offset."""
+        offsets = [0]
+        for part in self.codec.parts:
+            offsets.append(offsets[-1] + _aligned(part.size_bytes))
+        return tuple(offsets)
+
+    @property
+    def record_segment_bytes(self) -> int:
+        """Of one layer of a record."""
+        return self._part_offsets[-1] + _aligned(self.conv_bytes)
 
     def record_layout(self, kv_page_bytes: int = 0) -> RecordLayout:
         """Return the SSD's layout for these checkpoints, and for KV pages of that size (0: for none)."""
-        return RecordLayout((self.segment_bytes,) * len(self.layer_ids), kv_page_bytes)
+        return RecordLayout((self.record_segment_bytes,) * len(self.layer_ids), kv_page_bytes)
 
-    def views(self, payload: Any) -> list[LayerViews]:
+    def record_views(self, payload: Any) -> list[RecordViews]:
         """Return tensors that share memory with a record's `payload` (uint8, at least the layout's payload bytes)."""
         flat = torch.from_numpy(payload)
+        window = Part(self.conv_shape, self.conv_dtype)
+        *part_offsets, conv_offset = self._part_offsets
         layers = []
         for index in range(len(self.layer_ids)):
-            start = index * self.segment_bytes
-            conv_start = start + self.conv_offset
-            temporal = flat[start : start + self.temporal_bytes].view(self.temporal_dtype)
-            conv = flat[conv_start : conv_start + self.conv_bytes].view(self.conv_dtype)
-            layers.append(LayerViews(temporal.view(self.temporal_shape), conv.view(self.conv_shape)))
+            start = index * self.record_segment_bytes
+            parts = zip(self.codec.parts, part_offsets, strict=True)
+            temporal = tuple(_view(flat, start + offset, part) for part, offset in parts)
+            layers.append(RecordViews(temporal, _view(flat, start + conv_offset, window)))
         return layers
+
+    def storable(self, payload: Any) -> bool:
+        """Return whether every number of a record is finite: others are never stored. Some milliseconds; any thread."""
+        return all(
+            self.codec.finite(layer.temporal) and all_finite(layer.conv)
+            for layer in self.record_views(payload)
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal for two stores to hold the same kind of record, as JSON values."""
@@ -98,4 +173,9 @@ class StateLayout:
             "temporal_dtype": str(self.temporal_dtype),
             "conv_shape": list(self.conv_shape),
             "conv_dtype": str(self.conv_dtype),
+            "encoding": self.encoding.value,
         }
+
+
+def _view(flat: torch.Tensor, start: int, part: Part) -> torch.Tensor:
+    return flat[start : start + part.size_bytes].view(part.dtype).view(part.shape)

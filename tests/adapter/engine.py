@@ -32,6 +32,7 @@ from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import LayerViews, StateLayout
+from sglang_histate.config import CheckpointDtype
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 from sglang_histate.pool import HostArena, Kind
@@ -80,11 +81,11 @@ class Engine:
         return self.layout.views(self.host_states.read(slot))
 
     def fill_host_state(self, slot: torch.Tensor, temporal: float, conv: float) -> None:
-        payload = np.zeros(self.layout.record_layout().payload_bytes, dtype=np.uint8)
-        for views in self.layout.views(payload):
+        image = np.zeros(self.layout.image_bytes, dtype=np.uint8)
+        for views in self.layout.views(image):
             views.temporal.fill_(temporal)
             views.conv.fill_(conv)
-        self.slots.fill(slot, payload)
+        self.host_states.fill(int(slot[0]), image)
 
     def insert(self, tokens: array, *, state: float | None = None) -> None:
         """Put `tokens` into the tree, as a finished request would, with a state whose numbers are all `state`."""
@@ -166,6 +167,7 @@ def build(
     host_pages: int | None = None,
     temporal: tuple[int, int, int] = (2, 3, 4),
     journal: Journal | None = None,
+    encoding: CheckpointDtype = CheckpointDtype.NATIVE,
 ) -> Engine:
     """`host_pages` is the whole host arena; by default what twice the device pools take. A state is one page, unless
     `temporal` makes it larger."""
@@ -220,11 +222,11 @@ def build(
     )
     cache = HiStateCache(params)
     states = requests.mamba_pool.mamba_cache
-    layout = StateLayout.from_pool(LINEAR_LAYERS, states.temporal, states.conv[0])
+    layout = StateLayout.from_pool(LINEAR_LAYERS, states.temporal, states.conv[0], encoding)
     kv_info = pool.full_kv_pool.get_device_pool_infos()[0].buffer_info
     page_bytes = kv_page_bytes(kv_info, PAGE)
     if host_pages is None:
-        state_pages = -(-layout.record_layout().payload_bytes // page_bytes)
+        state_pages = -(-layout.image_bytes // page_bytes)
         host_pages = pages_by_ratio(pool.full_kv_pool, requests.mamba_pool, PAGE, state_pages, 2.0)
     use_arena(HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout)
     cache.init_hicache(get_context().server_args, params)
@@ -232,7 +234,7 @@ def build(
     attach_ranking(
         cache,
         sizes=Sizes(
-            state=layout.record_layout().payload_bytes,
+            state=layout.image_bytes,
             kv_token=page_bytes // PAGE,
             page=PAGE,
             state_pages=component._mamba_pool_host.pages_per_slot,

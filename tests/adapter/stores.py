@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.store import CheckpointStore, PutResult
@@ -49,8 +51,11 @@ def put(store: CheckpointStore, layout: StateLayout, key: bytes, position: int, 
     """Store a checkpoint whose numbers are all `value`."""
     record = store.acquire_record()
     assert record is not None
-    for views in layout.views(record.payload):
-        views.temporal.fill_(value)
+    for views in layout.record_views(record.payload):
+        for part, tensor in zip(
+            views.temporal, layout.codec.encode(torch.full((1, *layout.temporal_shape), value)), strict=True
+        ):
+            part.copy_(tensor[0])
         views.conv.fill_(value)
     assert store.put(key, position, record) is PutResult.STORED
 

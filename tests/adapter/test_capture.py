@@ -98,7 +98,7 @@ def capture_of(places: list[tuple[int, int]], layout: StateLayout = LAYOUT) -> F
         record = pool.acquire()
         assert record is not None
         rows.append(CaptureRow(row, offset, 1000 + offset, bytes(32), record))
-    return ForwardCapture(rows, layout, LayerEgress(CPU))
+    return ForwardCapture(rows, layout, LayerEgress(CPU, layout.codec))
 
 
 def expect(capture: ForwardCapture) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from sglang.srt.server_args import ServerArgs
 
 from sglang_histate.adapter.checks import (
     SUPPORTED_ARCHITECTURES,
     check_arguments,
+    check_encoding,
     check_model,
     check_resolved,
 )
 from sglang_histate.adapter.refusal import Refusal, leave_message, open_mailbox, read_message
-from sglang_histate.config import config_from_flags
+from sglang_histate.config import CheckpointDtype, config_from_flags
 
 
 def arguments(**changes) -> SimpleNamespace:
@@ -54,6 +56,11 @@ def test_our_own_defaults_pass() -> None:
             {"enable_unified_memory": True, "device": "cpu", "attention_backend": "triton"},
             "--attention-backend",
         ),
+        (
+            {"histate_checkpoint_dtype": "bf16", "mamba_ssm_dtype": "bfloat16"},
+            "--histate-checkpoint-dtype bf16",
+        ),
+        ({"histate_checkpoint_dtype": "int8", "mamba_ssm_dtype": "float16"}, "--mamba-ssm-dtype float32"),
         ({"hicache_storage_backend": "file"}, "--hicache-storage-backend file"),
         ({"hicache_host_memory_mode": "buffer_only"}, "--hicache-host-memory-mode buffer_only"),
         ({"hicache_write_policy": "write_back"}, "--hicache-write-policy write_back"),
@@ -166,3 +173,14 @@ def test_a_child_process_reports_through_the_mailbox(monkeypatch) -> None:
     mailbox = open_mailbox()
     leave_message("--histate-ssd-dir: no")
     assert read_message(mailbox) == "--histate-ssd-dir: no" and not mailbox.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_states_that_are_not_float32_are_stored_as_they_are(dtype) -> None:
+    check_encoding(CheckpointDtype.NATIVE, dtype)
+    for encoding in (CheckpointDtype.BF16, CheckpointDtype.INT8):
+        check_encoding(encoding, torch.float32)
+        with pytest.raises(Refusal) as caught:
+            check_encoding(encoding, dtype)
+        one_sentence(caught, f"--histate-checkpoint-dtype {encoding.value}")
+        assert str(dtype).removeprefix("torch.") in str(caught.value)

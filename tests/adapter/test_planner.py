@@ -39,7 +39,7 @@ class Bench:
             grid=page,
             layout=LAYOUT,
             store=self.store,
-            egress=LayerEgress(CPU),
+            egress=LayerEgress(CPU, LAYOUT.codec),
             counters=self.counters,
         )
 

@@ -90,7 +90,7 @@ class Rank:
                 grid=PAGE,
                 layout=layout,
                 store=self.store,
-                egress=LayerEgress(cpu),
+                egress=LayerEgress(cpu, layout.codec),
                 counters=self.counters,
             ),
             fault_ins=FaultIns(

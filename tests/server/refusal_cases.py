@@ -40,6 +40,8 @@ CASES = (
     Case("two-device-pools", ("--histate-static-split", "--enable-unified-memory"), ("--histate-static-split", "--enable-unified-memory")),
     Case("attention-without-one-pool", ("--attention-backend intel_amx", "--histate-static-split"), ("--attention-backend", "intel_amx")),
     Case("linear-attention-without-one-pool", ("DECODE", "--histate-static-split"), ("--linear-attn-decode-backend", "cutedsl")),
+    Case("states-that-are-not-float32", ("--histate-checkpoint-dtype", "--mamba-ssm-dtype"), ("--histate-checkpoint-dtype", "bf16", "--mamba-ssm-dtype", "bfloat16")),
+    Case("bf16-checkpoints", (), ("--histate-checkpoint-dtype", "bf16"), serves=True),
     Case("one-pool", (), ("--enable-unified-memory",), serves=True),
     Case("static-split", (), ("--histate-static-split",), serves=True),
     _flag("--enable-lmcache"),
