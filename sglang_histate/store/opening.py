@@ -72,6 +72,9 @@ class Opened:
     snapshots: SnapshotFile | None
     epoch: int
     recovered: list[Recovered]
+    written: tuple[
+        int, int
+    ]  # the last day in which something was written, and how many bytes; may differ by rank
     report: RecoveryReport
 
 
@@ -169,7 +172,7 @@ def _take_over(
         epoch = max(epoch, rules.agree_epoch(epoch))
     order, snapshot = load_snapshot(snapshots, fingerprint, 0 if superblock is None else superblock.epoch)
     oldest_valid = _drop_invalid(found, superblock, slab_count, epoch, keep=rules.keep)
-    mine = by_last_use(found.entries, snapshot)
+    mine = by_last_use(found.entries, snapshot if order is SnapshotState.USED else None)
     recovered = _agreed(found, mine, rules)
     if not rules.keep_unrestorable:
         recovered = _restorable(found, recovered)
@@ -185,7 +188,8 @@ def _take_over(
     )
     if recovered or found.losses:
         _log.info("%s", report)
-    return Opened(disk, block_zero, snapshots, epoch, recovered, report)
+    written = (0, 0) if snapshot is None else snapshot.written
+    return Opened(disk, block_zero, snapshots, epoch, recovered, written, report)
 
 
 def _drop_invalid(

@@ -1,13 +1,17 @@
-"""`stats.snap`, beside the slabs: in which order the records were used. Losing it costs ranking, nothing else.
+"""`stats.snap`, beside the slabs: in which order the records were used, and how much was written today.
+
+Losing it costs ranking and lets that day's bytes be written twice, nothing else.
 
     offset  size  field
          0     8  magic "HISNAP" and two zero bytes
-         8     4  version, 1
+         8     4  version, 2
         12    32  fingerprint, sha256
         44     8  epoch in which it was written
         52     8  newest generation at that time
-        60     8  count of records
-        68  33*n  kind (1 a checkpoint, 2 a KV extent) and key of each record, least recently used first
+        60     8  day that the next number is of, since 1970
+        68     8  bytes admitted for writing in that day
+        76     8  count of records
+        84  33*n  kind (1 a checkpoint, 2 a KV extent) and key of each record, least recently used first
     end - 8     8  xxh3-64 of everything before it
 
 All integers are little-endian. The file is replaced whole: a new one is written beside it, synced, renamed.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,9 +33,9 @@ from .layout import KEY_BYTES, Fingerprint
 from .recovery import Recovered
 
 SNAPSHOT_FILE = "stats.snap"
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"HISNAP\0\0"
-_FIXED = struct.Struct("<8sI32sQQQ")
+_FIXED = struct.Struct("<8sI32sQQQQQ")
 _SUM = struct.Struct("<Q")
 _CODES = {RecordKind.CHECKPOINT: b"\1", RecordKind.KV: b"\2"}
 _KINDS = {1: RecordKind.CHECKPOINT, 2: RecordKind.KV}
@@ -53,9 +57,12 @@ class Snapshot:
     epoch: int
     newest: int  # generation
     names: tuple[Key, ...]  # least recently used first
+    written: tuple[int, int] = (0, 0)  # day since 1970, and bytes in it
 
     def pack(self, fingerprint: Fingerprint) -> bytes:
-        fixed = _FIXED.pack(_MAGIC, _VERSION, fingerprint.digest, self.epoch, self.newest, len(self.names))
+        fixed = _FIXED.pack(
+            _MAGIC, _VERSION, fingerprint.digest, self.epoch, self.newest, *self.written, len(self.names)
+        )
         body = fixed + b"".join([_CODES[kind] + key for key, kind in self.names])
         return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
@@ -65,7 +72,7 @@ class Snapshot:
         body, tail = content[: -_SUM.size], content[-_SUM.size :]
         if len(body) < _FIXED.size or tail != _SUM.pack(xxhash.xxh3_64_intdigest(body)):
             return SnapshotState.TORN
-        magic, version, digest, epoch, newest, count = _FIXED.unpack_from(body)
+        magic, version, digest, epoch, newest, day, written, count = _FIXED.unpack_from(body)
         if (magic, version, digest) != (_MAGIC, _VERSION, fingerprint.digest):
             return SnapshotState.FOREIGN
         step = 1 + KEY_BYTES
@@ -74,7 +81,8 @@ class Snapshot:
         starts = range(_FIXED.size, len(body), step)
         if any(body[at] not in _KINDS for at in starts):
             return SnapshotState.FOREIGN
-        return cls(epoch, newest, tuple(Key(body[at + 1 : at + step], _KINDS[body[at]]) for at in starts))
+        names = tuple(Key(body[at + 1 : at + step], _KINDS[body[at]]) for at in starts)
+        return cls(epoch, newest, names, (day, written))
 
 
 class SnapshotFile:
@@ -84,8 +92,8 @@ class SnapshotFile:
         self.path = path
         self._aside = path.with_name(path.name + ".tmp")
 
-    def load(self, fingerprint: Fingerprint, epoch: int) -> Snapshot | SnapshotState:
-        """Return the snapshot that the run of `epoch` wrote, or why there is none. A half-written one goes."""
+    def load(self, fingerprint: Fingerprint) -> Snapshot | SnapshotState:
+        """Return the snapshot, or why there is none. A half-written one goes."""
         try:
             self._aside.unlink(missing_ok=True)
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -98,8 +106,7 @@ class SnapshotFile:
                 content = file.read()
         except OSError:
             return SnapshotState.UNREADABLE
-        found = Snapshot.parse(content, fingerprint)
-        return SnapshotState.STALE if isinstance(found, Snapshot) and found.epoch != epoch else found
+        return Snapshot.parse(content, fingerprint)
 
     def replace(self, content: bytes) -> None:
         """Write `content` so that a crash leaves this one or the one before.
@@ -121,39 +128,16 @@ class SnapshotFile:
             os.close(directory)
 
 
-class OrderOfUse:
-    """Writes the snapshots of one run."""
-
-    def __init__(self, file: SnapshotFile | None, fingerprint: Fingerprint, epoch: int) -> None:
-        self._file = file
-        self._fingerprint = fingerprint
-        self._epoch = epoch
-        self._on_its_way = False
-
-    @property
-    def wanted(self) -> bool:
-        """False while one waits to be written, and where there is no file for it."""
-        return self._file is not None and not self._on_its_way
-
-    def taken(self, names: Sequence[Key], newest: int) -> Callable[[], None]:
-        """Return what another thread has to call to write it; that may raise OSError."""
-        self._on_its_way = True
-        return lambda: self._write(names, newest)
-
-    def _write(self, names: Sequence[Key], newest: int) -> None:
-        self._on_its_way = False
-        if self._file is not None:
-            self._file.replace(Snapshot(self._epoch, newest, tuple(names)).pack(self._fingerprint))
-
-
 def load_snapshot(
     file: SnapshotFile | None, fingerprint: Fingerprint, epoch: int
 ) -> tuple[SnapshotState, Snapshot | None]:
-    """Return the snapshot of the run of `epoch` if it can be used."""
+    """Return the last snapshot if it can be read, and whether its order can be used: the run of `epoch` wrote it."""
     if file is None:
         return SnapshotState.MISSING, None
-    found = file.load(fingerprint, epoch)
-    return (SnapshotState.USED, found) if isinstance(found, Snapshot) else (found, None)
+    found = file.load(fingerprint)
+    if not isinstance(found, Snapshot):
+        return found, None
+    return SnapshotState.USED if found.epoch == epoch else SnapshotState.STALE, found
 
 
 def by_last_use(entries: Iterable[Recovered], snapshot: Snapshot | None) -> list[Recovered]:

@@ -48,8 +48,9 @@ from .reader import Reader, ReadGate
 from .readout import Readout
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
-from .snapshot import OrderOfUse, SnapshotFile
+from .snapshot import SnapshotFile
 from .stats import StoreStats, gather, new_counters
+from .usage import Usage
 from .writer import Writer
 
 
@@ -76,9 +77,10 @@ class CheckpointStore:
         self.fingerprint = fingerprint
         self.records = records
         self.recovery = opened.report
+        self.written_before = opened.written
         self._disk = opened.disk
         self._block_zero = opened.block_zero
-        self._order_of_use = OrderOfUse(opened.snapshots, fingerprint, opened.epoch)
+        self._usage = Usage(opened, fingerprint, admission.budget)
         self._breaker = breaker
         self.admission = admission
         self._events = EventLog()
@@ -153,14 +155,12 @@ class CheckpointStore:
         rest). Payloads are verified by each read, not here. Without `keep` the store begins empty, and what
         was there does not come back either. Entries are LIVE, in the order of their last use, and announced
         by `on_present`, oldest first, before this returns: the store cannot be asked yet. `recovery` says
-        what was found.
+        what was found; `written_before`, which may differ by rank, is for `write_limits` (see `tick`).
 
         Several ranks need the same index: each rank's `agree(found)` is called once, also without `keep`,
         with what this rank has, and returns what all ranks have, in one order for all (say, that of the first
         rank). `agree_epoch(number)` is called once before it and returns the largest number of all ranks:
         without it a rank whose file was lost would never again write what the others recognise.
-
-        `write_limits`, none by default, need `tick`. They are this store's: the same on every rank.
 
         The other three run inside calls of the scheduler thread. They may look things up and must not change
         the store. `choose_victim()` names the record that makes room when no slab is free: it must be
@@ -331,7 +331,8 @@ class CheckpointStore:
         return Committed(writes, tuple(ticket for ticket in reads if not ticket.cancelled))
 
     def tick(self, now_s: float) -> None:
-        """It is `now_s`, seconds since 1970: the same on every rank, and never falling. For the write limits."""
+        """It is `now_s`, seconds since 1970: the same on every rank, never falling. Before the first one,
+        `admission.budget.restore` takes what the ranks made of `written_before`."""
         self.admission.tick(now_s)
 
     def poll(self) -> Committed:
@@ -343,8 +344,8 @@ class CheckpointStore:
 
         For a caller that comes by about once a minute; one that comes before the last one is written is ignored.
         """
-        if not self._closed and self._order_of_use.wanted:
-            self._writer.do(self._order_of_use.taken(self._index.names(), self._intake.newest))
+        if not self._closed and self._usage.wanted:
+            self._writer.do(self._usage.taken(self._index, self._intake.newest))
 
     def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Let the writes that were submitted end, for `deadline_s` seconds at most, and leave the file in order.
@@ -355,14 +356,14 @@ class CheckpointStore:
         if self._closed:
             return
         self._closed = self._intake.closed = self._readout.closed = True
-        order_of_use = self._order_of_use.taken(self._index.names(), self._intake.newest)
+        usage = self._usage.taken(self._index, self._intake.newest)
         ended, drained = end_threads(self._writer, self._reader, deadline_s)
         for entry in list(self._index):
             self._in_flight.drop(entry, DropReason.CLOSED)
         if not drained:
             self._events.warn("close", "some records could not be written before the store was closed")
         if ended:
-            shut(self._disk, self._block_zero, order_of_use, clean=drained, events=self._events)
+            shut(self._disk, self._block_zero, usage, clean=drained, events=self._events)
         else:
             self._events.warn("hung", "a read or write did not end; the slab file stays open until exit")
 

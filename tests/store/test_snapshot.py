@@ -48,16 +48,18 @@ def keys(store: CheckpointStore) -> list[int]:
 
 
 def test_golden_bytes():
-    packed = Snapshot(3, 5 << 40, (Key(key(1)), Key(key(2), KV))).pack(FINGERPRINT)
+    snapshot = Snapshot(3, 5 << 40, (Key(key(1)), Key(key(2), KV)), written=(20_000, 7 << 32))
+    packed = snapshot.pack(FINGERPRINT)
     golden = (
         b"HISNAP\0\0"
-        + bytes.fromhex("01000000")
+        + bytes.fromhex("02000000")
         + FINGERPRINT.digest
-        + bytes.fromhex("0300000000000000 0000000000050000 0200000000000000")
+        + bytes.fromhex("0300000000000000 0000000000050000")
+        + bytes.fromhex("204e000000000000 0000000007000000 0200000000000000")
         + b"\1" + key(1) + b"\2" + key(2)
     )  # fmt: skip
     assert packed == golden + xxhash.xxh3_64_intdigest(golden).to_bytes(8, "little")
-    assert Snapshot.parse(packed, FINGERPRINT) == Snapshot(3, 5 << 40, (Key(key(1)), Key(key(2), KV)))
+    assert Snapshot.parse(packed, FINGERPRINT) == snapshot
 
 
 def test_closing_keeps_the_order_of_use(disk, file):
