@@ -1,4 +1,7 @@
-"""Random calls against a model: whatever the disk does, no wrong byte and no lost buffer or slab."""
+"""Random calls against a model: whatever the disk does, no wrong byte and no lost buffer or slab.
+
+With crashes: the disk stays as it is, with the write under way torn at some sector, and another store opens it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,17 @@ from sglang_histate.store import (
     RecordKind,
 )
 
-from .conftest import LAYOUT, SLAB, fill_extent, is_extent, key, open_store, page_keys, wait_finished
+from .conftest import (
+    LAYOUT,
+    SLAB,
+    chores_done,
+    fill_extent,
+    is_extent,
+    key,
+    open_store,
+    page_keys,
+    wait_finished,
+)
 from .fakes import FakeDisk
 
 SLABS, BUFFERS = 3, 4
@@ -36,14 +49,34 @@ write_faults = st.one_of(
 )
 
 
+class Disk(FakeDisk):
+    """Does not lie about the superblock: what was cleared could come back, and nothing could be done about it."""
+
+    def write_at(self, buffers, offset: int) -> int:
+        while offset == 0 and self.write_faults and self.write_faults[0][0] in ("tear", "flip"):
+            self.write_faults.popleft()
+        return super().write_at(buffers, offset)
+
+
 class StoreAgainstModel(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(["least recently used", "oldest", "careless", "miser"]))
     def open(self, policy: str) -> None:
-        self.disk = FakeDisk()
+        self.policy = policy
+        self.written: dict[tuple[Key, int], tuple[int, int]] = {}  # name, generation -> fill and pages
+        self.slab_of: dict[tuple[Key, int], int] = {}
+        self.well_written: set[tuple[Key, int]] = set()  # of these, what the disk took without a fault
+        self.sound: set[tuple[Key, int]] = set()  # and what was then committed; nothing has harmed it since
+        self.cleared_upto = 0  # no generation up to this one may come back
+        self.open_disk(Disk())
+
+    def open_disk(self, disk: FakeDisk, slabs: int = SLABS, keep: bool = True) -> None:
+        self.disk, self.slabs = disk, slabs
         self.present: dict[Key, None] = {}  # what the callbacks say, in order of arrival
         self.store = open_store(
             disk=self.disk,
-            slabs=SLABS,
+            slabs=slabs,
+            keep=keep,
+            keep_unrestorable=True,
             record_buffers=BUFFERS,
             reader_threads=1,
             breaker_failures=3,
@@ -55,9 +88,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
                 "oldest": lambda: next(filter(self.store.replaceable, self.present), None),
                 "careless": lambda: next(iter(self.present), None),
                 "miser": lambda: None,
-            }[policy],
+            }[self.policy],
         )
-        self.policy = policy
         self.content: dict[Key, tuple[int, int]] = {}  # name -> fill and pages of its newest record
         self.reading: dict[ReadTicket, tuple[int, int]] = {}  # ticket -> what it must deliver
         self.held: list[tuple[ReadTicket, int]] = []
@@ -80,7 +112,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return
         self.next_fill = (self.next_fill + 1) % 256
         was_there = self.store.lookup(key(number), kind) is not None
-        was_full = self.store.stats().slabs_used == SLABS
+        was_full = self.store.stats().slabs_used == self.slabs
+        self.next_is_well = not self.disk.write_faults
         if kind is KV:
             fill_extent(record, n_pages, self.next_fill)
             names = page_keys(number, n_pages)
@@ -90,7 +123,14 @@ class StoreAgainstModel(RuleBasedStateMachine):
             result = self.store.put(key(number), 64 * number, record)
         assert (result is PutResult.ALREADY_STORED) == was_there
         if result is PutResult.STORED:
-            self.content[Key(key(number), kind)] = self.next_fill, n_pages
+            name = Key(key(number), kind)
+            entry = self.store.lookup(*name)
+            self.content[name] = self.written[name, entry.generation] = self.next_fill, n_pages
+            # Its slab is overwritten, whatever comes of it.
+            self.sound = {one for one in self.sound if self.slab_of[one] != entry.slab}
+            self.slab_of[name, entry.generation] = entry.slab
+            if self.next_is_well:
+                self.well_written.add((name, entry.generation))
         if result is PutResult.NO_SLAB:
             assert was_full
             assert self.policy == "miser" or not any(map(self.store.replaceable, self.present))
@@ -123,7 +163,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def commit_some(self, data) -> None:
         wait_finished(self.store)
         done_writes, done_reads = self.store.completed()
-        _, _, _, (first_write, _, first_read, _), _ = self.store.logical_state()
+        first_write, _, first_read, _ = self.store.logical_state()[3]
         upto = (
             data.draw(st.integers(first_write, done_writes)),
             data.draw(st.integers(first_read, done_reads)),
@@ -140,6 +180,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.took(self.store.poll())
 
     def took(self, committed) -> None:
+        for entry in self.store.entries():
+            if entry.state is EntryState.LIVE and (entry.name, entry.generation) in self.well_written:
+                self.well_written.discard((entry.name, entry.generation))
+                self.sound.add((entry.name, entry.generation))
         for ticket in committed.reads:
             fill, n_pages = self.reading.pop(ticket)
             assert ticket.ok is (ticket.miss_reason is None)
@@ -173,8 +217,55 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
+        well = not self.disk.write_faults
         self.store.clear()
         assert self.store.stats().entries == 0
+        chores_done(self.store)
+        if well:
+            self.cleared_upto = self.store._intake.newest
+        self.sound.clear()
+        self.well_written.clear()
+
+    @rule(
+        data=st.data(),
+        sectors=st.none() | st.integers(0, SLAB // 512),
+        slabs=st.integers(2, 4),
+        orderly=st.booleans(),
+        keep=st.sampled_from([True, True, True, False]),
+    )
+    def crash(self, data, sectors: int | None, slabs: int, orderly: bool, keep: bool) -> None:
+        """Stop at once, maybe with a write under way of which so many sectors got to the disk; open again."""
+        self.disk.read_faults.clear()
+        self.disk.write_faults.clear()
+        if sectors is not None:
+            self.disk.write_faults.append(("tear", sectors))
+            self.put(data.draw(numbers), data.draw(kinds), data.draw(st.integers(1, LAYOUT.pages_per_extent)))
+            self.disk.write_faults.clear()
+        elif orderly:
+            wait_finished(self.store)
+            self.store.close()
+        disk = Disk()
+        disk.content = bytearray(self.disk.content)
+        self.reading.clear()
+        while self.held:
+            self.release()
+        self.store.close()
+        assert not self.present
+        newest = max((generation for _, generation in self.written), default=0)
+        self.open_disk(disk, slabs, keep)
+        assert self.store.recovery.clean is (orderly and sectors is None)
+        if not keep:
+            assert not self.present
+            self.cleared_upto, self.sound = newest, set()
+        for entry in self.store.entries():
+            assert entry.state is EntryState.LIVE and self.cleared_upto < entry.generation <= newest
+            self.content[entry.name] = self.written[entry.name, entry.generation]
+            assert entry.n_pages == (self.content[entry.name][1] if entry.kind is KV else 0)
+        self.sound = {one for one in self.sound if self.slab_of[one] < slabs}
+        for name, generation in self.sound:
+            entry = self.store.lookup(*name)
+            assert entry is not None and entry.generation >= generation, "what was committed is lost"
+        assert self.store._intake.newest > newest
 
     @rule(fault=read_faults)
     def break_next_read(self, fault) -> None:
@@ -186,14 +277,19 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(position=st.integers(4096, 4096 + SLABS * SLAB - 1))
     def rot(self, position: int) -> None:
-        self.disk.content[position] ^= 1
+        if position < len(self.disk.content):
+            self.disk.content[position] ^= 1
+            slab = (position - 4096) // SLAB
+            for harmed in [one for one, at in self.slab_of.items() if at == slab]:
+                self.sound.discard(harmed)
+                self.well_written.discard(harmed)
 
     @invariant()
     def budgets_hold(self) -> None:
         stats = self.store.stats()
-        assert len(self.disk.content) == stats.file_bytes == 4096 + SLABS * SLAB
+        assert len(self.disk.content) == stats.file_bytes == 4096 + self.slabs * SLAB
         assert self.disk.largest_offset <= stats.file_bytes
-        assert stats.entries <= stats.slabs_used <= stats.slabs_total == SLABS
+        assert stats.entries <= stats.slabs_used <= stats.slabs_total == self.slabs
         assert 0 <= stats.buffers_free <= BUFFERS
         completed = self.store.completed()
         assert all(now >= before for now, before in zip(completed, self.last_completed, strict=True))
@@ -213,7 +309,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
         for kind, part in stats.kinds.items():
             assert part.entries == sum(name.kind is kind for name in self.present)
             assert part.content_bytes <= part.slabs_used * (SLAB - LAYOUT.header_bytes)
-            assert part.entries == part.puts.get(PutResult.STORED, 0) - sum(part.drops.values())
+            came = part.recovered + part.puts.get(PutResult.STORED, 0)
+            assert part.entries == came - sum(part.drops.values())
 
     @invariant()
     def held_records_stay_as_they_are(self) -> None:

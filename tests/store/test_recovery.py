@@ -386,7 +386,7 @@ def test_opening_marks_the_store_as_open(disk):
     assert Superblock.parse(bytes(disk.content[:4096])).clean
     _, again = reopen(disk)
     assert again.recovery.clean
-    copy, third = reopen(again._disk)
+    _, third = reopen(again._disk)
     assert not third.recovery.clean
     again.close()
     third.close()
