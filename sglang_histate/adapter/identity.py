@@ -1,55 +1,92 @@
-"""What must be equal before a stored checkpoint may be used: model, weights, shapes, ranks, page size, hash scheme."""
+"""What must be equal before a stored checkpoint may be used: model, weights, shapes, encoding, ranks, page size.
+
+Everything here is plain values in a fixed order: two servers with equal settings have equal identities, in any process
+and on any machine. What is not here may change between two servers that share a store: budgets, policies, batch sizes,
+ports, and kernels that compute the same numbers up to rounding from the same layout.
+"""
 
 from __future__ import annotations
 
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import sglang
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
 
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.adapter.weights_identity import adapters_identity, canonical_json, weights_identity
 
-_HASHED_FILES = ("config.json", "model.safetensors.index.json", "generation_config.json")
+# Flags that change which weights are in memory, or what they are computed as, without another file on disk.
+_LOADING_FLAGS = (
+    "load_format",
+    "model_impl",
+    "modelopt_quant",
+    "quantization_param_path",
+    "rl_quant_profile",
+    "weight_version",
+)
 
 
 def store_identity(ctx: TreeCacheBuildContext, layout: StateLayout, page_size: int) -> dict[str, Any]:
     """Return the identity as JSON values. Another identity is another directory, never a migration."""
-    model = ctx.model_config
-    parallel = get_parallel()
+    model, args, parallel = ctx.model_config, ctx.server_args, get_parallel()
     return {
         "weights": weights_identity(model.model_path, getattr(model, "revision", None)),
+        "loading": _loading(args),
+        "adapters": adapters_identity(get_lora().lora_paths),
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
-        "overrides": str(ctx.server_args.json_model_override_args),
-        "kv_dtype": str(ctx.params.token_to_kv_pool_allocator.get_kvcache().dtype),
+        "overrides": canonical_json(args.json_model_override_args),
+        "kv": _kv(ctx.params.token_to_kv_pool_allocator.get_kvcache()),
         "state": layout.identity(),
+        "linear_attention": _linear_attention(),
         "page_size": page_size,
         "tp": [ctx.tp_rank, ctx.tp_size],
         "pp": [parallel.pp_rank, parallel.pp_size],
+        "attn_tp": [parallel.attn_tp_rank, parallel.attn_tp_size],
+        "attn_cp": [parallel.attn_cp_rank, parallel.attn_cp_size],
+        "attn_dcp": parallel.attn_dcp_size,
         "hash_scheme": "sglang-sha256-page-chain",
         "sglang": sglang.__version__,
     }
 
 
-def weights_identity(model_path: str, revision: str | None) -> str:
-    """Return a digest of the model's small files and of the names and sizes of its weight files.
+def _loading(args: Any) -> dict[str, Any]:
+    flags: dict[str, Any] = {name: _plain(getattr(args, name, None)) for name in _LOADING_FLAGS}
+    flags["extra_config"] = canonical_json(args.model_loader_extra_config)
+    if flags["load_format"] == "dummy":
+        flags["random_seed"] = args.random_seed  # the weights are made of it
+    return flags
 
-    Reading all weights would take minutes; sizes plus the index and config tell models apart, and a local edit of the
-    weights in place changes the modification time, which is part of it.
-    """
-    digest = sha256()
-    folder = Path(model_path)
-    if not folder.is_dir():
-        digest.update(f"{model_path}@{revision}".encode())
-        return digest.hexdigest()
-    for name in _HASHED_FILES:
-        file = folder / name
-        if file.is_file():
-            digest.update(name.encode() + b"\0" + file.read_bytes())
-    for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
-        stat = file.stat()
-        digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+
+def _kv(kv_cache: Any) -> dict[str, Any]:
+    """How KV lies in a page: the pages go to the same store. Their bytes are part of the store's own layout."""
+    (declaration, *_) = kv_cache.host_pool_decls()
+    info = declaration.device_pool.get_device_pool_infos()[0].buffer_info
+    return {
+        "dtype": str(kv_cache.dtype),  # float8_e4m3 and float8_e5m2 are both kept as uint8
+        "stored_dtype": str(info.dtype),
+        "heads": info.head_num,
+        "head_dims": [info.head_dim, info.v_head_dim],
+        "layers": len(info.buffers.k),
+        "layout": info.buffers.layout.value,
+    }
+
+
+def _linear_attention() -> dict[str, Any]:
+    """Kernels and modes that could keep a state in another element order or lag behind its position."""
+    mamba = get_exec().mamba
+    return {
+        "backend": _plain(mamba.linear_attn_backend),
+        "prefill_backend": _plain(mamba.linear_attn_prefill_backend),
+        "decode_backend": _plain(mamba.linear_attn_decode_backend),
+        "replayssm": bool(mamba.enable_linear_replayssm),
+        "replayssm_spec": bool(mamba.enable_linear_replayssm_spec),
+        "int8_pool": bool(mamba.enable_int8_mamba_checkpoint),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a flag's value, which has to be one that JSON writes alike in every process: never an address."""
+    assert value is None or isinstance(value, str | int | float | list | dict), f"{value!r} is no plain value"
+    return value
