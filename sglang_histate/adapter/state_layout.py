@@ -143,7 +143,8 @@ class StateLayout:
 
     def record_layout(self, kv_page_bytes: int = 0) -> RecordLayout:
         """Return the SSD's layout for these checkpoints, and for KV pages of that size (0: for none)."""
-        return RecordLayout((self.record_segment_bytes,) * len(self.layer_ids), kv_page_bytes)
+        segments = (self.record_segment_bytes,) * len(self.layer_ids)
+        return RecordLayout(segments, kv_page_bytes, storable=self.storable)
 
     def record_views(self, payload: Any) -> list[RecordViews]:
         """Return tensors that share memory with a record's `payload` (uint8, at least the layout's payload bytes)."""

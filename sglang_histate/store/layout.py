@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -64,12 +64,16 @@ class RecordLayout:
     size of one KV page of the host pool; 0 means that the store takes no extents. A slab is as large as a
     checkpoint needs, or as one page does where that is more.
 
+    `storable(payload)` says of a checkpoint's bytes whether they may go to the disk, or from memory to a reader;
+    None takes all. It is asked on the store's threads, once for each way.
+
     Raises:
         ValueError: no segment, more than 256, one without bytes, or a negative page size.
     """
 
     segment_bytes: tuple[int, ...]
     kv_page_bytes: int = 0
+    storable: Callable[[Any], bool] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.segment_bytes) <= MAX_SEGMENTS:
@@ -129,6 +133,10 @@ class RecordLayout:
     def part_bytes(self, kind: RecordKind, n_pages: int) -> tuple[int, ...]:
         """Return the sizes of what is summed one by one: segments of a checkpoint, pages of an extent."""
         return self.segment_bytes if kind is RecordKind.CHECKPOINT else (self.kv_page_bytes,) * n_pages
+
+    def may_store(self, kind: RecordKind, payload: Any) -> bool:
+        """Return whether a record may be stored: of checkpoints `storable` decides."""
+        return kind is not RecordKind.CHECKPOINT or self.storable is None or self.storable(payload)
 
     def content_bytes(self, kind: RecordKind, n_pages: int) -> int:
         """Return the bytes of a record without header and padding."""

@@ -100,11 +100,17 @@ class Reader:
         if ticket.cancelled or ticket.cleared:
             # Nobody will look at the record. Not a failure: other ranks may have read it before the cancel.
             return None
-        failure = None if ticket.shared else self._read(ticket)
+        failure = self._unfit(ticket) if ticket.shared else self._read(ticket)
         if failure is None and ticket.deliver is not None:
             assert ticket.record is not None
             ticket.deliver(ticket.record)
         return failure
+
+    def _unfit(self, ticket: ReadTicket) -> MissReason | None:
+        """Bytes in memory may not have been written yet, so the writer may not have looked at them."""
+        assert ticket.record is not None
+        fit = self._layout.may_store(ticket.entry.kind, ticket.record.payload)
+        return None if fit else MissReason.NOT_FINITE
 
     def _read(self, ticket: ReadTicket) -> MissReason | None:
         record, entry, layout = ticket.record, ticket.entry, self._layout

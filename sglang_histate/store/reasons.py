@@ -46,6 +46,7 @@ class MissReason(StrEnum):
     WRONG_LENGTH = "wrong_length"
     CORRUPT_SEGMENT = "corrupt_segment"  # of a checkpoint
     CORRUPT_PAGE = "corrupt_page"  # of an extent
+    NOT_FINITE = "not_finite"  # a state with NaN or infinity, about to be read from memory
     INTERNAL = "internal"  # a defect in the store; the traceback is in the log
 
 
@@ -66,6 +67,7 @@ class DropReason(StrEnum):
     WRITE_ERROR = "write_error"
     SHORT_WRITE = "short_write"
     OTHER_RANK = "other_rank"  # this rank wrote it well, another rank did not
+    NOT_FINITE = "not_finite"  # a state with NaN or infinity is never stored
     INTERNAL = "internal"
 
     @property
@@ -75,5 +77,11 @@ class DropReason(StrEnum):
 
 
 _WRITE_FAILURES = frozenset(
-    {DropReason.WRITE_ERROR, DropReason.SHORT_WRITE, DropReason.OTHER_RANK, DropReason.INTERNAL}
+    {
+        DropReason.WRITE_ERROR,
+        DropReason.SHORT_WRITE,
+        DropReason.OTHER_RANK,
+        DropReason.NOT_FINITE,
+        DropReason.INTERNAL,
+    }
 )

@@ -101,6 +101,8 @@ class Writer:
     def _write(self, operation: WriteOperation) -> DropReason | None:
         self._settle()
         record, entry, layout = operation.record, operation.entry, self._layout
+        if not layout.may_store(entry.kind, record.payload):
+            return DropReason.NOT_FINITE
         parts = layout.part_bytes(entry.kind, entry.n_pages)
         header = SlabHeader(
             kind=entry.kind,

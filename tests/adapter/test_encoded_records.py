@@ -14,7 +14,7 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.config import CheckpointDtype
 from sglang_histate.copy import codec_for
-from sglang_histate.store import EntryState
+from sglang_histate.store import DropReason, EntryState, MissReason
 
 from .conftest import GPU
 from .engine import PAGE, build, tokens
@@ -184,5 +184,25 @@ def test_a_slot_is_held_until_it_is_encoded(encoding, monkeypatch) -> None:
     may.set()
     rank.drain()
     assert len(rank.published) == 1 and not rank.tier.output_ends.reading
+    rank.check_idle()
+    rank.store.close()
+
+
+@pytest.mark.parametrize("encoding", list(CheckpointDtype))
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_state_that_is_not_finite_is_not_stored(encoding, bad) -> None:
+    rank = Rank(Alone(), encoding=encoding)
+    ids = tokens((1, 512))
+    req = finished(rank, ids)
+    (node,) = rank.engine.nodes()
+    pool = rank.engine.cache.req_to_token_pool.mamba_pool.mamba_cache
+    pool.temporal[1, int(node.component_data[MAMBA].value[0]), 0, 2, 1] = bad
+    rank.tier.output_ends.take(req)
+    rank.drain()
+    assert rank.store.lookup(PageKeys(PAGE, None, None).at(ids, 512)) is None
+    stats = rank.store.stats()
+    assert sum(stats.drops.values()) == 1 and stats.bytes_written == 0
+    assert stats.misses[MissReason.NOT_FINITE] + stats.drops[DropReason.NOT_FINITE] >= 1
+    assert node.component_data[MAMBA].host_value is None, "nor is it copied to the host"
     rank.check_idle()
     rank.store.close()
