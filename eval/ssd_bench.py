@@ -1,0 +1,180 @@
+"""``python -m eval.ssd_bench``: what the SSD tier costs at its start, and what a look into its index costs.
+
+    recover  the store of an older run is opened: all slab headers are read and checked, what can be restored is
+             put into the index. Half of the slabs are checkpoints, half KV extents of 24 pages, in trajectories
+             of ten; every chain is whole, so all of them are kept. Seconds by the wall clock, best of the tries.
+    lookup   one key is looked up among so many entries, half of the keys are there. Microseconds, each call.
+
+The slab file is sparse: it has the size and the headers of a store of Qwen3.5-9B (slabs of 49 MiB, 20,000 of
+them make 1 TB) and no payloads, which a start does not read. Reads are direct where the file system can.
+The exit status is 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+
+from eval.quantile import quantile
+from sglang_histate.store import NO_PARENT, CheckpointStore, Fingerprint, RecordKind, RecordLayout
+from sglang_histate.store.blocks import SlabHeader, Superblock
+from sglang_histate.store.disk import PosixDisk
+from sglang_histate.store.layout import generation
+from sglang_histate.store.records import RecordPool
+
+LAYOUT = RecordLayout((2 << 20, 48 << 10) * 24, kv_page_bytes=2 << 20)
+IDENTITY = {"model": "ssd_bench"}
+PAGES = LAYOUT.pages_per_extent
+CHAIN = 10  # extents of a trajectory, each with a checkpoint at its end
+RECOVER_TARGET_S_PER_SLAB = 1.0 / 20_000
+LOOKUP_TARGET_US = 50.0
+
+
+class SparseDisk(PosixDisk):
+    """A file with holes instead of reserved blocks."""
+
+    def preallocate(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    count: int
+    figures: str
+    target: str
+    met: bool
+
+
+def page_hash(trajectory: int, page: int) -> bytes:
+    return trajectory.to_bytes(16, "big") + (page + 1).to_bytes(16, "big")
+
+
+def fill(path: Path, slabs: int) -> None:
+    """Write superblock and headers of a full store, in an order that is not that of the slabs."""
+    fingerprint = Fingerprint.of(IDENTITY, LAYOUT)
+    places = list(range(slabs))
+    random.Random(1).shuffle(places)
+    with path.open("wb") as file:
+        file.truncate(LAYOUT.file_bytes(slabs))
+        file.write(Superblock.of(LAYOUT, slabs, fingerprint, 1).pack())
+        for number, slab in enumerate(places):
+            trajectory, step = divmod(number // 2, CHAIN)
+            kind = RecordKind.KV if number % 2 == 0 else RecordKind.CHECKPOINT
+            first, end = step * PAGES, (step + 1) * PAGES
+            is_kv = kind is RecordKind.KV
+            header = SlabHeader(
+                kind=kind,
+                generation=generation(1, number + 1),
+                key=page_hash(trajectory, end - 1),
+                at_token=64 * end,
+                content_bytes=LAYOUT.content_bytes(kind, PAGES),
+                captured_at_us=0,
+                fingerprint_half=fingerprint.digest[:16],
+                part_sums=(7,) * len(LAYOUT.part_bytes(kind, PAGES)),
+                parent=page_hash(trajectory, first - 1) if is_kv and first else NO_PARENT,
+                page_keys=tuple(page_hash(trajectory, page) for page in range(first, end)) if is_kv else (),
+            )
+            file.seek(LAYOUT.slab_offset(slab))
+            file.write(header.pack(LAYOUT.header_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def opened(path: Path, slabs: int) -> tuple[CheckpointStore, float, bool]:
+    """Return a store on the file, the seconds that took, and whether its reads are direct."""
+    disk = SparseDisk.open(path)
+    # What a server has to do in any case is not counted: memory for records, the probe for direct reads.
+    pool = RecordPool(LAYOUT, 1)
+    with path.open("rb") as file:
+        page = file.read(4096)
+    direct = disk.enable_direct(page, [record.image for record in pool.records])
+    started = perf_counter()
+    store = CheckpointStore.open(
+        root=path.parent,
+        fingerprint=IDENTITY,
+        rank_name="tp0of1-pp0of1",
+        size_bytes=LAYOUT.file_bytes(slabs),
+        layout=LAYOUT,
+        record_buffers=1,
+        disk=disk,
+    )
+    seconds = perf_counter() - started
+    entries = store.recovery.checkpoints + store.recovery.extents
+    assert entries == slabs and not store.recovery.losses, store.recovery
+    return store, seconds, direct
+
+
+def measure_recovery(folder: Path, slabs: int, tries: int) -> Row:
+    path = folder / "slabs.dat"
+    fill(path, slabs)
+    seconds, direct = [], False
+    for _ in range(tries):
+        store, took, direct = opened(path, slabs)
+        store.close()
+        seconds.append(took)
+    best, limit = min(seconds), RECOVER_TARGET_S_PER_SLAB * slabs
+    figures = f"{best:.2f} s, {best / slabs * 1e6:.0f} us a slab, {'direct' if direct else 'buffered'}"
+    figures += " (tries: " + ", ".join(f"{one:.2f}" for one in seconds) + ")"
+    return Row("recover", slabs, figures, f"<= {limit:.2g} s", best <= limit)
+
+
+def measure_lookup(folder: Path, entries: int, calls: int) -> Row:
+    path = folder / "slabs.dat"
+    fill(path, entries)
+    store, _, _ = opened(path, entries)
+    draw = random.Random(2)
+    there = [entry.key for entry in store.entries() if entry.kind is RecordKind.CHECKPOINT]
+    wanted = [draw.choice(there) if draw.random() < 0.5 else draw.randbytes(32) for _ in range(calls)]
+    times, hits = [], 0
+    for key in wanted:
+        started = perf_counter_ns()
+        entry = store.lookup(key)
+        times.append((perf_counter_ns() - started) / 1000)
+        hits += entry is not None
+    assert 0.4 * calls < hits < 0.6 * calls
+    store.close()
+    p99 = quantile(times, 0.99)
+    figures = f"p50 {quantile(times, 0.5):.2f}, p99 {p99:.2f}, longest {max(times):.0f} us"
+    return Row("lookup", entries, figures, f"p99 <= {LOOKUP_TARGET_US:.0f} us", p99 <= LOOKUP_TARGET_US)
+
+
+def table(rows: list[Row]) -> str:
+    lines = [f"{'what':<8} {'slabs':>7}  {'target':<13}  {'':<7}  figures"]
+    for row in rows:
+        verdict = "met" if row.met else "NOT MET"
+        lines.append(f"{row.what:<8} {row.count:>7}  {row.target:<13}  {verdict:<7}  {row.figures}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m eval.ssd_bench", description=__doc__.split("\n")[0])
+    parser.add_argument("what", nargs="?", default="all", choices=["recover", "lookup", "all"])
+    parser.add_argument("--slabs", type=int, default=20_000, help="slabs to recover")
+    parser.add_argument("--entries", type=int, default=50_000, help="entries to look up in")
+    parser.add_argument("--calls", type=int, default=200_000, help="lookups")
+    parser.add_argument("--tries", type=int, default=3, help="recoveries, of which the fastest counts")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("build"), help="where the sparse file goes for a while"
+    )
+    chosen = parser.parse_args(arguments)
+    chosen.dir.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="ssd-bench-", dir=chosen.dir) as folder:
+        if chosen.what != "lookup":
+            rows.append(measure_recovery(Path(folder), chosen.slabs, chosen.tries))
+        if chosen.what != "recover":
+            rows.append(measure_lookup(Path(folder), chosen.entries, chosen.calls))
+    print(table(rows))
+    return 0 if all(row.met for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
