@@ -23,9 +23,14 @@ class RankAgreement:
         self._cache = cache
         # With attention data parallelism, context-parallel peers share batches although the cache's own group has one rank.
         groups = (cache.attn_cp_group, cache.attn_tp_group)
-        self._alone = cache.tp_world_size == 1 and all(
-            group is None or torch.distributed.get_world_size(group=group) == 1 for group in groups
-        )
+        self._groups = [
+            group
+            for group in groups
+            if group is not None and torch.distributed.get_world_size(group=group) > 1
+        ]
+        if not self._groups and cache.tp_world_size > 1:
+            self._groups = [cache.tp_group]
+        self._alone = not self._groups
 
     def minimum(self, values: Sequence[int]) -> list[int]:
         """Return the element-wise minimum. Every rank must call it in the same step with as many values."""
@@ -34,3 +39,21 @@ class RankAgreement:
         tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
         self._cache._all_reduce_attn_groups(tensor, torch.distributed.ReduceOp.MIN)
         return [int(value) for value in tensor.tolist()]
+
+    def largest(self, number: int) -> int:
+        """Return the largest number of all ranks. Every rank must call it in the same step."""
+        return -self.minimum([-number])[0]
+
+    def common(self, items: Sequence[Item]) -> list[Item]:
+        """Return what every rank has of `items` (hashable), in the order of the first rank, on every rank.
+
+        For the start only: the items travel whole. Every rank must call it in the same step.
+        """
+        held = list(items)
+        for group in self._groups:
+            gathered: list[Any] = [None] * torch.distributed.get_world_size(group=group)
+            torch.distributed.all_gather_object(gathered, held, group=group)
+            first, *others = gathered
+            everywhere = set(first).intersection(*others)
+            held = [item for item in first if item in everywhere]
+        return held
