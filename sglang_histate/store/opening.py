@@ -204,7 +204,7 @@ def _drop_invalid(
     oldest_valid = superblock.oldest_valid
     found.lose([one for one in found.entries if one.generation < oldest_valid], LossReason.CLEARED)
     drop_duplicates(found)
-    return oldest_valid
+    return min(oldest_valid, generation(epoch, 0))  # what this run writes counts in any case
 
 
 def _agreed(found: Found, mine: list[Recovered], rules: RecoveryRules) -> list[Recovered]:

@@ -11,6 +11,7 @@ import pytest
 from sglang_histate.store import (
     NO_PARENT,
     EntryState,
+    Fingerprint,
     LossReason,
     MissReason,
     PutResult,
@@ -19,6 +20,7 @@ from sglang_histate.store import (
     RecordLayout,
     StoreError,
 )
+from sglang_histate.store.block_zero import BlockZero
 from sglang_histate.store.blocks import SlabHeader, Superblock
 from sglang_histate.store.layout import epoch_of
 
@@ -321,6 +323,21 @@ def test_a_crash_before_the_superblock_of_an_open_without_keep(disk):
         open_store(disk=disk, keep=False)
     _, again = reopen(disk)
     assert keys(again) == [1, 2]
+    again.close()
+
+
+def test_a_crash_between_the_probe_and_the_first_superblock(disk):
+    """The probe left a superblock by whose rule nothing counts. What is written from then on does."""
+    filled(disk, 1).close()
+    fingerprint = Fingerprint.of({"model": "test"}, LAYOUT)
+    disk.content[:4096] = BlockZero(disk, LAYOUT, 4, fingerprint).page()
+    copy, store = reopen(disk)
+    assert keys(store) == [] and store.recovery.losses == {LossReason.CLEARED: 1}
+    put(store, 2)
+    settle(store)
+    _, again = reopen(copy)
+    assert keys(again) == [2]
+    store.close()
     again.close()
 
 
