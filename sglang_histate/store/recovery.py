@@ -19,8 +19,9 @@ from .disk import Disk
 from .kinds import Key, RecordKind
 from .layout import FORMAT_VERSION, NO_PARENT, Fingerprint, RecordLayout
 
-MOST_THREADS = 16
-_SLABS_PER_THREAD = 64  # at least; a thread costs more than a few headers
+THREADS = 16
+_SLABS_PER_TASK = 64
+_BATCH_BYTES = 32 << 20
 
 
 class LossReason(StrEnum):
@@ -76,18 +77,28 @@ class Found:
 
 
 def scan(disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint) -> Found:
-    """Read all slab headers, in threads; return the sound ones by slab. One that cannot be read is a loss."""
-    threads = max(1, min(MOST_THREADS, slab_count // _SLABS_PER_THREAD))
-    each = -(-slab_count // threads)
-    shares = [range(at, min(at + each, slab_count)) for at in range(0, slab_count, each)]
-    with ThreadPoolExecutor(threads, thread_name_prefix="histate-recover") as pool:
-        parts = list(pool.map(lambda share: _scan_slabs(disk, layout, fingerprint, share), shares))
-    total = Found()
-    for part in parts:
-        total.entries += part.entries
-        total.losses += part.losses
-        total.newest = max(total.newest, part.newest)
-    return total
+    """Read all slab headers, in threads; return the sound ones by slab. One that cannot be read is a loss.
+
+    The threads only read, some MiB at a time, and the headers are parsed afterwards: threads that do both spend
+    more time on handing over the interpreter than on their work.
+    """
+    found = Found()
+    size = layout.header_bytes
+    most = max(1, min(slab_count, _BATCH_BYTES // size))
+    with (
+        mmap.mmap(-1, most * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory,
+        memoryview(memory) as headers,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="histate-recover") as pool,
+    ):
+        for first in range(0, slab_count, most):
+            slabs = range(first, min(first + most, slab_count))
+            shares = [slabs[at : at + _SLABS_PER_TASK] for at in range(0, len(slabs), _SLABS_PER_TASK)]
+            read = pool.map(lambda share, first=first: _read(disk, layout, headers, share, first), shares)
+            for share, whole in zip(shares, read, strict=True):
+                for slab, is_whole in zip(share, whole, strict=True):
+                    at = (slab - first) * size
+                    _take(found, layout, fingerprint, slab, memory[at : at + size] if is_whole else None)
+    return found
 
 
 def drop_duplicates(found: Found) -> None:
@@ -106,36 +117,42 @@ def drop_duplicates(found: Found) -> None:
     found.lose(losers, LossReason.DUPLICATE)
 
 
-def _scan_slabs(disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, slabs: range) -> Found:
-    found, half = Found(), fingerprint.digest[:16]
-    buffer = memoryview(mmap.mmap(-1, layout.header_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+def _read(disk: Disk, layout: RecordLayout, headers: memoryview, slabs: range, first: int) -> list[bool]:
+    """Read the headers of `slabs` to their places, where that of slab `first` comes first; return which are whole."""
+    size, whole = layout.header_bytes, []
     for slab in slabs:
+        at = (slab - first) * size
         try:
-            count = disk.read_at([buffer], layout.slab_offset(slab))
+            whole.append(disk.read_at([headers[at : at + size]], layout.slab_offset(slab)) == size)
         except OSError:
-            count = 0
-        if count != layout.header_bytes:
-            found.losses[LossReason.READ_ERROR] += 1
-            continue
-        block = bytes(buffer)
-        version = version_of(block)
-        if version is None:
-            continue  # never written
-        if version != FORMAT_VERSION:
-            found.losses[LossReason.OTHER_VERSION] += 1
-            continue
-        header = SlabHeader.parse(block)
-        if header is None:
-            found.losses[LossReason.UNSOUND] += 1
-        elif header.fingerprint_half != half:
-            found.losses[LossReason.OTHER_FINGERPRINT] += 1
+            whole.append(False)
+    return whole
+
+
+def _take(
+    found: Found, layout: RecordLayout, fingerprint: Fingerprint, slab: int, block: bytes | None
+) -> None:
+    """Enter what the header in `block` (None: it could not be read) says."""
+    if block is None:
+        found.losses[LossReason.READ_ERROR] += 1
+        return
+    version = version_of(block)
+    if version is None:
+        return  # never written
+    if version != FORMAT_VERSION:
+        found.losses[LossReason.OTHER_VERSION] += 1
+        return
+    header = SlabHeader.parse(block)
+    if header is None:
+        found.losses[LossReason.UNSOUND] += 1
+    elif header.fingerprint_half != fingerprint.digest[:16]:
+        found.losses[LossReason.OTHER_FINGERPRINT] += 1
+    else:
+        found.newest = max(found.newest, header.generation)
+        if _fits(header, layout):
+            found.entries.append(_recovered(header, slab))
         else:
-            found.newest = max(found.newest, header.generation)
-            if _fits(header, layout):
-                found.entries.append(_recovered(header, slab))
-            else:
-                found.losses[LossReason.OTHER_LAYOUT] += 1
-    return found
+            found.losses[LossReason.OTHER_LAYOUT] += 1
 
 
 def _fits(header: SlabHeader, layout: RecordLayout) -> bool:
