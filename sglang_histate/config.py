@@ -28,6 +28,9 @@ class CheckpointDtype(StrEnum):
     INT8 = "int8"
 
 
+# SGLang kills schedulers 15 s after it has told them to end; pools and sockets need some of that.
+MOST_SHUTDOWN_S = 12.0
+
 FLAG_HELP: dict[str, str] = {
     "disable_histate": "Serve with SGLang's own caching only: no HiState cache, no SSD tier.",
     "demo": "Serve the generated demo model (a small Qwen3.5-style hybrid); needs no download and no GPU.",
@@ -37,6 +40,17 @@ FLAG_HELP: dict[str, str] = {
     ),
     "histate_ssd_size": (
         "Hard size of the SSD tier per rank, such as 512MiB or 2TiB (KiB, MiB, GiB, TiB). The space is taken at start."
+    ),
+    "histate_allow_any_filesystem": (
+        "Serve with the SSD tier on tmpfs, overlay or a network file system too. They gain nothing, or lock and cache by "
+        "other rules: for trials only."
+    ),
+    "no_histate_keep_on_restart": (
+        "Begin with an empty SSD tier. What an earlier server left there is not used, now or later."
+    ),
+    "histate_shutdown_time": (
+        "Longest time in seconds that a graceful exit spends on writing what the host has and the SSD has not, so that a "
+        "restart finds it: the most valuable sessions first. SGLang kills a server that takes longer than 15."
     ),
     "histate_interval": (
         "Where to capture checkpoints inside a prompt: 'adaptive' weighs recomputation against storage for each "
@@ -103,6 +117,12 @@ class HiStateConfig:
     ssd_dir: str
     # 1 GiB is 20 fp32 checkpoints of Qwen3.5-9B: enough to see the tier work, small enough to be safe unasked.
     ssd_size_bytes: int = 1 << 30
+    # Not on file systems that are no local disk: a tier that nobody can trust is worse than none.
+    allow_any_filesystem: bool = False
+    # A restart is when a cache is missed most.
+    keep_on_restart: bool = True
+    # Seconds, a third of what SGLang gives its schedulers to end.
+    shutdown_s: float = 5.0
     interval: IntervalPolicy = field(default_factory=lambda: IntervalPolicy(DEFAULT_INTERVALS))
     interval_text: str = "adaptive"
     # The set was not chosen by the user, so values that do not fit the page grid may be left out silently.
@@ -133,12 +153,20 @@ class HiStateConfig:
     # None: no log. It is for finding out why something went, not for every day.
     policy_log: str | None = None
 
+    @property
+    def ssd_dirs(self) -> tuple[str, ...]:
+        """The roots of the SSD tier; all share its size and its load."""
+        return tuple(self.ssd_dir.split(","))
+
 
 FLAG_DEFAULTS: dict[str, Any] = {
     "disable_histate": False,
     "demo": False,
     "histate_ssd_dir": None,
     "histate_ssd_size": "1GiB",
+    "histate_allow_any_filesystem": False,
+    "no_histate_keep_on_restart": False,
+    "histate_shutdown_time": 5.0,
     "histate_interval": "adaptive",
     "histate_intervals": None,
     "histate_host_size": "auto",
@@ -283,6 +311,11 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         raise ConfigError(
             "--histate-ssd-dir is missing: name a directory on a local SSD, or serve without HiState by --disable-histate"
         )
+    roots = str(ssd_dir).split(",")
+    if "" in roots or len(set(roots)) < len(roots):
+        raise ConfigError(
+            f"--histate-ssd-dir: {ssd_dir} names no directory or one twice: separate different ones by a comma"
+        )
     try:
         supported = (
             DEFAULT_INTERVALS
@@ -300,6 +333,9 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
     return HiStateConfig(
         ssd_dir=str(ssd_dir),
         ssd_size_bytes=ssd_size_bytes,
+        allow_any_filesystem=bool(flags["histate_allow_any_filesystem"]),
+        keep_on_restart=not flags["no_histate_keep_on_restart"],
+        shutdown_s=_checked_number(flags, "histate_shutdown_time", 0, MOST_SHUTDOWN_S, "seconds"),
         interval=interval,
         interval_text=str(flags["histate_interval"]),
         intervals_are_default=flags["histate_intervals"] is None and flags["histate_interval"] == "adaptive",

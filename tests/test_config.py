@@ -43,6 +43,9 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert FLAG_DEFAULTS["histate_ssd_daily_writes"] == "unlimited" and config.daily_writes is None
     assert FLAG_DEFAULTS["histate_write_queue_age"] == config.write_queue_age_s
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
+    assert FLAG_DEFAULTS["histate_shutdown_time"] == config.shutdown_s
+    assert FLAG_DEFAULTS["no_histate_keep_on_restart"] is (not config.keep_on_restart) is False
+    assert FLAG_DEFAULTS["histate_allow_any_filesystem"] is config.allow_any_filesystem is False
     assert FLAG_DEFAULTS["histate_interval"] == config.interval_text
     assert config.interval.supported == DEFAULT_INTERVALS
 
@@ -74,6 +77,10 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_ssd_daily_writes": "4TiB"}, "daily_writes", 4 << 40),
         ({"histate_write_queue_age": "0.5"}, "write_queue_age_s", 0.5),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
+        ({"histate_shutdown_time": "0"}, "shutdown_s", 0),
+        ({"no_histate_keep_on_restart": True}, "keep_on_restart", False),
+        ({"histate_allow_any_filesystem": True}, "allow_any_filesystem", True),
+        ({"histate_ssd_dir": "/a,/b"}, "ssd_dirs", ("/a", "/b")),
         ({"histate_interval": "fixed:512"}, "interval_text", "fixed:512"),
     ],
 )
@@ -101,6 +108,10 @@ def test_intervals(flags, supported, default) -> None:
     [
         ({"histate_ssd_dir": None}, "--histate-ssd-dir"),
         ({"histate_ssd_dir": ""}, "--histate-ssd-dir"),
+        ({"histate_ssd_dir": "/a,,/b"}, "--histate-ssd-dir"),
+        ({"histate_ssd_dir": "/a,/b,/a"}, "--histate-ssd-dir"),
+        ({"histate_shutdown_time": "13"}, "--histate-shutdown-time"),
+        ({"histate_shutdown_time": "-1"}, "--histate-shutdown-time"),
         ({"histate_ssd_size": "512MB"}, "--histate-ssd-size"),
         ({"histate_ssd_size": "1KiB"}, "--histate-ssd-size"),
         ({"histate_ssd_size": "-1"}, "--histate-ssd-size"),

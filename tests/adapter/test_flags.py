@@ -57,9 +57,11 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_eviction": "lru-refresh",
         "histate_tau": "12.5",
         "histate_policy_log": "some.jsonl",
+        "histate_shutdown_time": "2.5",
     }
     argv = [part for name, value in values.items() for part in (flag_name(name), value)]
-    parsed = parser.parse_args(["--model-path", "m", "--histate-static-split", *argv])
-    values["histate_static_split"] = True
+    switches = ("histate_static_split", "histate_allow_any_filesystem", "no_histate_keep_on_restart")
+    parsed = parser.parse_args(["--model-path", "m", *map(flag_name, switches), *argv])
+    values |= dict.fromkeys(switches, True)
     assert config_of(parsed) == config_from_flags(values)
     assert set(values) | {"demo", "disable_histate"} == set(FLAG_DEFAULTS)
