@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_histate.adapter import tree_core
+from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
@@ -42,7 +43,7 @@ from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
-from sglang_histate.store import CheckpointStore, StoreError
+from sglang_histate.store import CheckpointStore, StoreError, WriteLimits
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -126,10 +127,13 @@ def _start_tier(
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
+        write_limits=WriteLimits(config.write_rate, config.daily_writes, config.write_queue_age_s),
         keep=False,  # nothing gives what an older run left a place in the tree yet
         **ranking.store_hooks(),
     )
     ranking.connect(store)
+    agreement = RankAgreement(cache)
+    agree_on_written(store, agreement)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
@@ -145,6 +149,7 @@ def _start_tier(
             interval=_on_grid(config, grid),
             state_tokens=state_tokens,
             pressure=ranking.pressure,
+            end_share=ranking.end_share,
             page_size=page_size,
             grid=grid,
             layout=layout,
@@ -170,12 +175,13 @@ def _start_tier(
             conv=conv,
             grid=grid,
             page_size=page_size,
+            end_share=ranking.end_share,
             counters=counters,
             forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
         final_states=FinalStates(cache, store, slots),
         kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
-        agreement=RankAgreement(cache),
+        agreement=agreement,
         cache=cache,
         counters=counters,
         page_size=page_size,

@@ -48,6 +48,11 @@ class HiStateCache(UnifiedRadixCache):
             self.tier.fault_ins.cancel(request)
         super().release_aborted_request(request)
 
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        super().on_release(req, checkpointed=checkpointed)
+        if self.tier is not None and not checkpointed:
+            self.tier.released(req)
+
     def check_hicache_events(self) -> None:
         super().check_hicache_events()
         if self.tier is not None:

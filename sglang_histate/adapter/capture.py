@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.request_state import RequestState
 from sglang_histate.adapter.state_layout import RecordViews, StateLayout
 from sglang_histate.policy.interval import STEP_TOKENS
 from sglang_histate.store import Record
@@ -33,6 +34,12 @@ class CaptureRow:
     position: int
     key: bytes
     record: Record
+    state: RequestState | None = None  # of the request that computes it
+
+    @property
+    def useless(self) -> bool:
+        """Whether the request was aborted before the KV that the checkpoint restores was in the tree."""
+        return self.state is not None and self.state.released and self.position > self.state.placed
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ class Drop(Enum):
     """Why a planned checkpoint was not captured or not stored."""
 
     NO_RECORD = "no_inflight_buffer"
+    REFUSED = "ssd_refused"
+    ABORTED = "request_aborted"
     MISALIGNED = "chunk_not_on_grid"
     CACHE_RESET = "cache_reset"
 

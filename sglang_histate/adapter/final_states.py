@@ -1,12 +1,13 @@
 """A session's final checkpoint on the host: where its next turn looks first once the device has forgotten it.
 
 The store has the bytes, as a rule in a record on its way to the SSD; a reader thread copies them into a slot of the
-host arena.
+host arena. What the SSD refuses because writes are short goes to the host all the same.
 The checkpoint that it supersedes is an intermediate one now and goes from the host when room is needed, as the SSD has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,28 +42,42 @@ class FinalStates:
         return len(self._copies)
 
     def take(self, end: OutputEnd) -> None:
-        """The store has `end`: copy it to the host too, at the node that it belongs to."""
-        entry = self._store.lookup(end.key)
-        if entry is None or end.node_id not in self._core.ranking.tree:
+        """Copy `end` to the host too, at the node that it belongs to: from the store, or what that refused from `end`."""
+        copy = self._place(end)
+        if copy is None:
+            if end.refused and end.record is not None:
+                self._store.release_record(end.record)
             return
-        if end.record is None and entry.state is EntryState.LIVE:
-            return  # written meanwhile: a copy would cost a read
+        ticket: ReadTicket | MissReason
+        if end.refused:
+            assert end.record is not None
+            ticket = self._store.lend(end.key, end.position, end.record, self._into(copy))
+        else:
+            ticket = self._store.begin_read(end.key, deliver=self._into(copy))
+        if isinstance(ticket, MissReason):
+            self._slots.free(copy.slot)
+            self._cache.dec_host_lock_ref(copy.node_id, copy.lock)
+            return
+        self._copies[id(ticket)] = ticket, copy
+
+    def _place(self, end: OutputEnd) -> _Copy | None:
+        """Return a slot for `end` and a lock on its node, or None if it has no place or need not be copied."""
+        if end.node_id not in self._core.ranking.tree:
+            return None
+        if not end.refused:
+            entry = self._store.lookup(end.key)
+            if entry is None or (end.record is None and entry.state is EntryState.LIVE):
+                return None  # written meanwhile: a copy would cost a read
         node = self._core.node_by_id(end.node_id)
         state = node.component_data[ComponentType.MAMBA]
         if not node.backuped or state.host_value is not None or self._depth(node) != end.position:
-            return
+            return None
         lock = self._cache.inc_host_lock_ref(node.id).to_dec_params()
         slot = self._slots.alloc()
-        ticket: ReadTicket | MissReason | None = None
-        if slot is not None:
-            copy = _Copy(node.id, lock, slot)
-            ticket = self._store.begin_read(end.key, deliver=lambda record: self._deliver(copy, record))
-        if slot is None or ticket is None or isinstance(ticket, MissReason):
-            if slot is not None:
-                self._slots.free(slot)
+        if slot is None:
             self._cache.dec_host_lock_ref(node.id, lock)
-            return
-        self._copies[id(ticket)] = ticket, copy
+            return None
+        return _Copy(node.id, lock, slot)
 
     def complete(self, ticket: ReadTicket) -> bool:
         """A read was committed on all ranks. Returns False if it is none of these."""
@@ -89,6 +104,10 @@ class FinalStates:
         for _, copy in self._copies.values():
             copy.landing.cancel()
         self._copies.clear()
+
+    def _into(self, copy: _Copy) -> Callable[[Record], None]:
+        """Return what a reader thread calls with the record."""
+        return lambda record: self._deliver(copy, record)
 
     def _deliver(self, copy: _Copy, record: Record) -> None:
         """Reader thread."""

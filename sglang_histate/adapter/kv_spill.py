@@ -75,6 +75,7 @@ class KvSpill:
         self._busy: set[Any] = set()  # nodes with copies on their way
         self._refilling = False
         self._fruitless: tuple[int, ...] | None = None
+        self._refused = False  # by the store, in this search
         self._reserve = Reserve(face.arena.total_pages)
         self._taken = 0  # pages that the arena had given out at the last look
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
@@ -95,12 +96,14 @@ class KvSpill:
         if not self._refilling or self._fruitless == self._situation():
             return
         wanted = high - reserve
+        self._refused = False
         while wanted > 0 and self._has_records():
             unit = self._ranking.host.victim(self._worth_it)
-            if unit is None:
+            if unit is not None:
+                wanted -= self._start(self._going(unit), wanted, unit.cost_tokens / unit.bytes)
+            if unit is None or self._refused:
                 self._fruitless = self._situation()
                 return
-            wanted -= self._start(self._going(unit), wanted)
 
     def _has_records(self) -> bool:
         """Half of the buffers stay for captures and reads."""
@@ -110,10 +113,11 @@ class KvSpill:
     def _situation(self) -> tuple[int, ...]:
         """Return what has to change before a fruitless search is worth another one.
 
-        The digest changes with each eviction: what has left the device may be copied.
+        The digest changes with each eviction: what has left the device may be copied. The room changes when the write
+        limits have one more record to give.
         """
-        ranking = self._ranking
-        return ranking.clock, self._arena.free_pages, ranking.clean_pages, ranking.digest
+        ranking, room = self._ranking, self._store.admission.budget.room
+        return ranking.clock, self._arena.free_pages, ranking.clean_pages, ranking.digest, room
 
     def done_count(self) -> int:
         """Return how many copies have been made, oldest first and without a gap."""
@@ -132,6 +136,7 @@ class KvSpill:
     def copy(self, nodes: list[Any]) -> int:
         """Start to copy what the SSD lacks of `nodes`, deepest first, as far as there are records; return the pages."""
         most = sum(self._ranking.tree.tokens(node) for node in nodes)
+        self._refused = False
         return self._start([node for node in nodes if self._can_go(node)], most)
 
     def reset(self) -> None:
@@ -170,8 +175,10 @@ class KvSpill:
             above = above.parent
         return [node for node in nodes if self._can_go(node)]
 
-    def _start(self, nodes: list[Any], wanted: int) -> int:
+    def _start(self, nodes: list[Any], wanted: int, value: float | None = None) -> int:
         """Copy what the SSD does not have of the nodes, as far as there are records; return how many pages that is.
+
+        `value` is what they save, in tokens of recomputation per byte; None is worth any price.
 
         An extent goes on over the end of a node where the next one has to go too: a turn of a session is often less than
         a slab, and a slab that is half empty is half lost.
@@ -183,7 +190,9 @@ class KvSpill:
                 if started >= wanted or not self._has_records():
                     return started
                 pages = min(most, run.first + run.pages - first)
-                self._copy_extent(run, first, pages)
+                self._copy_extent(run, first, pages, value)
+                if self._refused:
+                    return started
                 started += pages
         return started
 
@@ -202,18 +211,21 @@ class KvSpill:
                     runs.append(Run(node, before + pages, before + at, count))
         return runs
 
-    def _copy_extent(self, run: Run, first: int, count: int) -> None:
-        record = self._store.acquire_record()
-        if record is None:
-            return
+    def _copy_extent(self, run: Run, first: int, count: int, value: float | None) -> None:
         size, names = self._page_size, self._ranking.ssd.names
         node = self._core.node_by_id(run.node_id)
         parts = list(parts_of_run(node, run.end, first, count, size))
+        last = names.of(parts[0].node.id)[parts[0].at + parts[0].pages - 1]
+        record = self._store.claim_record(last, value, kind=RecordKind.KV, n_pages=count)
+        if isinstance(record, PutResult):
+            self._counters.kv_spills_refused += 1
+            self._refused = True
+            return
         pages: list[int] = []
         page_keys: list[bytes] = []
         for part in reversed(parts):
-            value = part.node.component_data[ComponentType.FULL].host_value
-            tokens = value[part.at * size : (part.at + part.pages) * size : size]
+            host = part.node.component_data[ComponentType.FULL].host_value
+            tokens = host[part.at * size : (part.at + part.pages) * size : size]
             pages += [int(token) // size for token in tokens]
             page_keys += names.of(part.node.id)[part.at : part.at + part.pages]
         deepest, top = parts[0], parts[-1]

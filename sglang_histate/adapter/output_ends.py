@@ -8,6 +8,7 @@ and states share, nothing is moved meanwhile either (see `device_pool.keep_in_pl
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,16 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.policy.capture_value import cost_tokens
 from sglang_histate.store import CheckpointStore, EntryState, Record
 
 
 @dataclass(eq=False)
 class OutputEnd:
-    """One copy in flight; `record` is None where nothing is copied because the store has the checkpoint."""
+    """One copy in flight; `record` is None where nothing is copied because the store has the checkpoint.
+
+    `refused`: the store does not want it, the host may.
+    """
 
     key: bytes
     position: int
@@ -32,6 +37,7 @@ class OutputEnd:
     node_id: Any
     lock: Any
     event: Any
+    refused: bool = False
 
 
 class OutputEnds:
@@ -47,16 +53,18 @@ class OutputEnds:
         conv: torch.Tensor,
         grid: int,
         page_size: int,
+        end_share: Callable[[], float],
         counters: Counters,
         forward_stream: Any,
     ) -> None:
-        """`temporal` ``[L, slots, HV, V, K]`` and `conv` ``[L, slots, dim, W-1]`` are the device pool's tensors."""
+        """`temporal` ``[L, slots, HV, V, K]`` and `conv` ``[L, slots, dim, W-1]`` are the device pool's tensors; `end_share` q."""
         self._cache = cache
         self._store = store
         self._layout = layout
         self._temporal = temporal
         self._conv = conv
         self._grid = grid
+        self._end_share = end_share
         self._page_size = page_size
         self._counters = counters
         self._forward_stream = forward_stream
@@ -85,7 +93,7 @@ class OutputEnds:
         key = state_of(req, self._page_size).keys.at(req.full_untruncated_fill_ids, position)
         if any(end.key == key for end in self._pending):
             return
-        record, event = None, None
+        record, event, refused = None, None, False
         entry = self._store.lookup(key)
         if entry is not None:
             self._store.touch(key)
@@ -93,7 +101,7 @@ class OutputEnds:
             if state.host_value is not None or entry.state is EntryState.LIVE:
                 return  # what is on the SSD alone is read when it is asked for
         else:
-            record = self._store.acquire_record() if self._store.records.free_for_writes else None
+            record, refused = self._record(key, position, state_of(req, self._page_size).kept)
             if record is None:
                 self._counters.drop(Drop.NO_RECORD)
                 return
@@ -101,7 +109,22 @@ class OutputEnds:
         if record is not None:
             event = self._copy(slot, record)
             self._counters.output_ends += 1
-        self._pending.append(OutputEnd(key, position, record, node_id, lock, event))
+        self._pending.append(OutputEnd(key, position, record, node_id, lock, event, refused))
+
+    def _record(self, key: bytes, position: int, kept: int) -> tuple[Record | None, bool]:
+        """Return a record, None if there is none to spare, and whether the SSD refuses it.
+
+        Then it is copied all the same: the host has to have the end of a session when the device forgets it.
+        """
+        if not self._store.records.free_for_writes:
+            return None, False
+        before = kept if kept < position else 0  # the end of the prompt, where the answer filled no page
+        cost = cost_tokens(position, before, position, position, self._end_share())
+        claimed = self._store.claim_record(key, cost / self._layout.stored_bytes)
+        if isinstance(claimed, Record):
+            return claimed, False
+        self._counters.drop(Drop.REFUSED)
+        return self._store.acquire_record(), True
 
     def done_count(self) -> int:
         """Return how many copies have arrived, oldest first and without a gap."""

@@ -42,6 +42,11 @@ class PageKeys:
             self._extend(tokens[known * self.page_size : position])
         return self._hashes[wanted - 1]
 
+    def known(self, position: int) -> bytes | None:
+        """Return the key at `position` if it was asked for before; an aborted request may have lost its tokens."""
+        page = position // self.page_size
+        return self._hashes[page - 1] if 0 < page <= len(self._hashes) else None
+
     def between(self, tokens: array, start: int, end: int) -> list[bytes]:
         """Return the keys of the pages from `start` to `end`, each a multiple of the page size, 0 <= start < end."""
         self.at(tokens, end)

@@ -2,13 +2,15 @@
 
 The interval is chosen once per request over its whole remaining prompt; each chunk then takes the positions that fall
 into it. The bytes that a plan may hold in flight are bounded here, by acquiring the records before the forward pass:
-what does not fit is dropped and counted, so that nothing later ever waits for memory.
+what does not fit is dropped and counted, so that nothing later ever waits for memory. What the SSD would refuse is not
+captured either.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop
@@ -16,9 +18,25 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_plan import plan_positions, positions_in_chunk
+from sglang_histate.policy.capture_value import cost_tokens
 from sglang_histate.policy.interval import IntervalPolicy
 from sglang_histate.policy.journal import Journal
-from sglang_histate.store import CheckpointStore
+from sglang_histate.store import CheckpointStore, PutResult, Record
+
+
+class _Wanted(NamedTuple):
+    """A position that is not stored. `before`: the last one that is; `region_end`: the next one planned."""
+
+    batch_row: int
+    req: Any
+    state: RequestState
+    position: int
+    before: int
+    region_end: int
+
+    @property
+    def key(self) -> bytes:
+        return self.state.keys.at(self.req.full_untruncated_fill_ids, self.position)
 
 
 class CapturePlanner:
@@ -30,6 +48,7 @@ class CapturePlanner:
         interval: IntervalPolicy,
         state_tokens: float,
         pressure: Callable[[], float],
+        end_share: Callable[[], float],
         page_size: int,
         grid: int,
         layout: StateLayout,
@@ -38,10 +57,11 @@ class CapturePlanner:
         counters: Counters,
         journal: Journal | None = None,
     ) -> None:
-        """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `grid` is lcm(64, page size) in tokens."""
+        """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `end_share` q; `grid` is lcm(64, page size) in tokens."""
         self._interval = interval
         self._state_tokens = state_tokens
         self._pressure = pressure
+        self._end_share = end_share
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -54,29 +74,37 @@ class CapturePlanner:
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Return the capture for a batch that is about to extend, or None if there is nothing to take."""
-        wanted: list[tuple[int, Any, RequestState, int]] = []
+        wanted: list[_Wanted] = []
         for batch_row, req in enumerate(reqs):
-            state = state_of(req, self._page_size)
-            for position in self._positions(req, state):
-                wanted.append((batch_row, req, state, position))
+            wanted += self._positions(batch_row, req, state_of(req, self._page_size))
         if not wanted:
             return None
-        rows = []
-        for batch_row, req, state, position in self._fit(wanted):
-            key = state.keys.at(req.full_untruncated_fill_ids, position)
-            record = self._store.acquire_record()
-            if record is None:  # the store is being closed
-                self._counters.drop(Drop.NO_RECORD)
-                continue
-            rows.append(CaptureRow(batch_row, position - req.prefix_len, position, key, record))
+        rows: list[CaptureRow] = []
+        for one in self._fit(wanted):
+            last = rows[-1].position if rows and rows[-1].batch_row == one.batch_row else 0
+            record = self._claim(one, max(one.before, last))
+            if isinstance(record, Record):
+                offset = one.position - one.req.prefix_len
+                rows.append(CaptureRow(one.batch_row, offset, one.position, one.key, record, one.state))
+                one.state.kept = max(one.state.kept, one.position)
+            else:
+                refused = record not in (PutResult.NO_BUFFER, PutResult.CLOSED)
+                self._counters.drop(Drop.REFUSED if refused else Drop.NO_RECORD)
         self._counters.planned += len(rows)
         return ForwardCapture(rows, self._layout, self._egress) if rows else None
 
-    def _positions(self, req: Any, state: RequestState) -> list[int]:
+    def _claim(self, one: _Wanted, before: int) -> Record | PutResult:
+        """Return a record for a position, or why the SSD does not want it. `before`: the checkpoint kept before it."""
+        total = len(one.req.full_untruncated_fill_ids)
+        cost = cost_tokens(one.position, before, one.region_end, total, self._end_share())
+        return self._store.claim_record(one.key, cost / self._layout.stored_bytes)
+
+    def _positions(self, batch_row: int, req: Any, state: RequestState) -> list[_Wanted]:
         """Return the positions inside the request's next chunk that are not stored yet."""
         start, end = req.prefix_len, req.extend_end
         if req.input_embeds is not None or req.positional_embed_overrides is not None:
             return []  # the token ids do not determine the state
+        state.released = False
         if start % self._grid:
             # An off-grid start can neither be named by the tree nor be reached by every kernel's states.
             # A plan goes on behind this chunk; without one, the next chunk on the grid makes it.
@@ -93,15 +121,18 @@ class CapturePlanner:
             state.plan = plan
         chunk = positions_in_chunk(plan, start, end)
         self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
-        tokens = req.full_untruncated_fill_ids
-        fresh = []
+        fresh, before, total = [], min(state.kept, start), len(req.full_untruncated_fill_ids)
         for position in chunk.capture:
-            key = state.keys.at(tokens, position)
-            if self._store.lookup(key) is None:
-                fresh.append(position)
+            after = bisect_right(plan, position)
+            region_end = plan[after] if after < len(plan) else total
+            one = _Wanted(batch_row, req, state, position, before, region_end)
+            if self._store.lookup(one.key) is None:
+                fresh.append(one)
             else:
-                self._store.touch(key)
+                self._store.touch(one.key)
                 self._counters.already_stored += 1
+                before = position
+        state.kept = before
         return fresh
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
@@ -119,11 +150,9 @@ class CapturePlanner:
         for extra in (final, resend, state.branch):
             if extra is not None and start < extra <= total and (extra - start) % self._grid == 0:
                 positions.add(extra)
-        state.plan = tuple(sorted(positions))
+        state.plan, state.kept = tuple(sorted(positions)), start
 
-    def _fit(
-        self, wanted: list[tuple[int, Any, RequestState, int]]
-    ) -> list[tuple[int, Any, RequestState, int]]:
+    def _fit(self, wanted: list[_Wanted]) -> list[_Wanted]:
         """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""
         free = self._store.records.free_for_writes
         if len(wanted) <= free:

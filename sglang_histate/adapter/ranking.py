@@ -206,6 +206,10 @@ class Ranking:
         """The SSD checkpoint `key` belongs `offset` tokens into `node`; `stored`: the SSD has it already."""
         self.ssd.place_checkpoint(key, node.id, offset, stored)
 
+    def has_place(self, key: bytes) -> bool:
+        """Return whether the SSD checkpoint `key` has a place in the tree, be it another request's."""
+        return self.ssd.marks.find(key) is not None
+
     # What the store reports and asks. Only the mirror changes, never the store.
 
     def store_hooks(self) -> dict[str, Any]:
@@ -247,6 +251,10 @@ class Ranking:
         oldest_kv = next(iter(self._since.values()), None)
         oldest_state = self.ssd.oldest_checkpoint
         return self.residence.pressure(self.clock, oldest_kv, oldest_state)
+
+    def end_share(self) -> float:
+        """Return q, the share of hits at the end of a trajectory."""
+        return float(self.tree.end_share.value)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for the status. Times are requests."""

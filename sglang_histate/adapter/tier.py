@@ -11,6 +11,7 @@ import time
 from collections import deque
 from typing import Any
 
+from sglang_histate.adapter.agreed_time import AgreedTime
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Miss
 from sglang_histate.adapter.fault_in import FaultIns
@@ -21,7 +22,7 @@ from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import RankAgreement, finished_count
 from sglang_histate.adapter.request_state import state_of
-from sglang_histate.store import CheckpointStore, PutResult
+from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutResult
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class SsdTier:
         self._page_size = page_size
         self._captures: deque[ForwardCapture] = deque()
         self._deaths_seen = 0
+        self._time = AgreedTime()
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Account for what the batch resumes from, and plan what its forward pass captures."""
@@ -107,7 +109,12 @@ class SsdTier:
             self._deaths_seen = self.core.deaths
             self.fault_ins.version += 1
         if not (
-            self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
+            self._captures
+            or self.output_ends
+            or self.store.outstanding
+            or self.store.admission.waits_for_time
+            or self.kv_spill
+            or self.fault_ins
         ):
             return
         if len(self.fault_ins):
@@ -122,17 +129,31 @@ class SsdTier:
             reads,
             self.kv_spill.done_count(),
             -self.fault_ins.expired_until(),
+            *self._time.mine(),
         ]
-        captures, ends, writes, reads, spills, expired = self._agreement.minimum(mine)
+        captures, ends, writes, reads, spills, expired, *now = self._agreement.minimum(mine)
+        self.store.tick(AgreedTime.seconds(now))
+        ended = self.output_ends.pop(ends)
+        for end in ended:
+            if end.record is None:
+                self.final_states.take(end)  # from the record that is being written, while it is there
+        self._commit(writes, reads)
+        # After the commits: a new write need not wait for those that have ended.
         for _ in range(captures):
             for row in self._captures.popleft().rows:
                 self._publish(row)
                 self.counters.captured += 1
-        for end in self.output_ends.pop(ends):
+        for end in ended:
             if end.record is not None:
-                self._publish(end)
-            self.final_states.take(end)
+                if not end.refused:
+                    self._publish(end)
+                self.final_states.take(end)
         self.kv_spill.finish(spills)
+        self.fault_ins.pump()
+        self.fault_ins.expire(-expired)
+
+    def _commit(self, writes: int, reads: int) -> None:
+        """Commit the writes and reads up to these numbers, which have ended on all ranks."""
         write_ok, read_ok = self.store.outcomes(writes, reads)
         if write_ok or read_ok:
             flags = self._agreement.minimum([int(ok) for ok in (*write_ok, *read_ok)])
@@ -141,8 +162,6 @@ class SsdTier:
             for ticket in committed.reads:
                 if not self.final_states.complete(ticket):
                     self.fault_ins.complete(ticket)
-        self.fault_ins.pump()
-        self.fault_ins.expire(-expired)
 
     def _bury(self) -> None:
         """Take out of the tree what neither device nor host has, nor the SSD any more."""
@@ -180,6 +199,7 @@ class SsdTier:
 
     def land(self) -> None:
         """Take in what is under way between device, host and store, without asking the other ranks. For the end only."""
+        self.store.admission.only_daily()
         for capture in self._captures:
             capture.drain()
             for row in capture.rows:
@@ -195,8 +215,29 @@ class SsdTier:
         self.kv_spill.close()
         self.store.close()
 
+    def released(self, req: Any) -> None:
+        """The request gives back its KV that is not in the tree: it was aborted, or is to be computed again later.
+
+        Checkpoints in the tree stay: the prompt may be sent again, and resumes there. Those beyond cannot be used until
+        their KV is computed again, and then they are captured again: what waits to be written is not. What is written
+        already stays; without a place in the tree it is the first to go.
+        """
+        state = state_of(req, self._page_size)
+        state.released = True
+        for key in [state.keys.known(position) for position in state.plan if position > state.placed]:
+            entry = None if key is None else self.store.lookup(key)
+            if (
+                entry is not None
+                and entry.state is EntryState.WRITING
+                and not self.ranking.has_place(entry.key)
+            ):
+                self.store.drop(entry.key, DropReason.ABORTED)
+
     def _publish(self, item: CaptureRow | Any) -> None:
-        if self.store.put(item.key, item.position, item.record) is PutResult.STORED:
+        if isinstance(item, CaptureRow) and item.useless:
+            self.counters.drop(Drop.ABORTED)
+            self.store.release_record(item.record)
+        elif self.store.put(item.key, item.position, item.record) is PutResult.STORED:
             self.fault_ins.version += 1
 
     def _account(self, req: Any) -> None:

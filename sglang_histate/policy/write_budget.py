@@ -174,6 +174,13 @@ class WriteBudget:
         return None
 
     @property
+    def room(self) -> int:
+        """How many records of the largest size could be taken now; -1 for any number."""
+        level = INFINITE if self.bucket is None else self.bucket.level
+        bytes_now = min(level, self.today.left)
+        return -1 if bytes_now == INFINITE else int(bytes_now // self._record_bytes)
+
+    @property
     def scarcity(self) -> float:
         """The price of a byte, 0 (free) to 1: that of the limit that is nearer."""
         return max(self.today.scarcity, 0.0 if self.bucket is None else self.bucket.scarcity)

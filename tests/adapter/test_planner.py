@@ -35,6 +35,7 @@ class Bench:
             interval=parse_interval(interval) if isinstance(interval, str) else interval,
             state_tokens=100.0,
             pressure=lambda: 1.0,
+            end_share=lambda: 0.5,
             page_size=page,
             grid=page,
             layout=LAYOUT,

@@ -86,6 +86,7 @@ class Rank:
                 interval=parse_interval("fixed:256"),
                 state_tokens=100.0,
                 pressure=lambda: 1.0,
+                end_share=self.engine.ranking.end_share,
                 page_size=PAGE,
                 grid=PAGE,
                 layout=layout,
@@ -110,6 +111,7 @@ class Rank:
                 conv=states.conv[0],
                 grid=PAGE,
                 page_size=PAGE,
+                end_share=self.engine.ranking.end_share,
                 counters=self.counters,
                 forward_stream=None,
             ),
@@ -538,5 +540,7 @@ def test_status_names_every_counter() -> None:
         "no_inflight_buffer": 2,
         "chunk_not_on_grid": 0,
         "cache_reset": 0,
+        "ssd_refused": 0,
+        "request_aborted": 0,
     }
     assert set(found["ssd_misses_total"].values()) == {0}
