@@ -37,6 +37,15 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
                 "entries_writing": stats.entries_writing,
                 "direct_io": stats.direct_io,
                 "breaker_open": stats.breaker_open,
+                "writes": {
+                    "bytes_per_second": stats.writes.bytes_per_s,
+                    "burst_bytes": stats.writes.burst_bytes,
+                    "bytes_now": stats.writes.bytes_now,
+                    "bytes_per_day": stats.writes.bytes_per_day,
+                    "bytes_today": stats.writes.bytes_today,
+                    "price": round(stats.writes.price, 4),
+                    "expected_wait_seconds": round(stats.writes.wait_s, 3),
+                },
             },
         },
         "eviction": {
@@ -60,6 +69,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             "ssd_puts_total": {reason.value: count for reason, count in stats.puts.items()},
             "ssd_read_misses_total": {reason.value: count for reason, count in stats.misses.items()},
             "ssd_entries_dropped_total": {reason.value: count for reason, count in stats.drops.items()},
+            "ssd_writes_cancelled_total": {reason.value: n for reason, n in stats.cancelled.items()},
         },
         "locks": {
             "kv_protected_tokens": tree_cache.full_protected_size(),

@@ -26,6 +26,9 @@ from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutRes
 
 logger = logging.getLogger(__name__)
 
+SNAPSHOT_S = 60.0
+"""Between two snapshots of the order of use and of the bytes written today: what a crash may lose of them."""
+
 
 class SsdTier:
     """Owns the store and everything on its way to or from it. Scheduler thread only."""
@@ -58,6 +61,7 @@ class SsdTier:
         self._captures: deque[ForwardCapture] = deque()
         self._deaths_seen = 0
         self._time = AgreedTime()
+        self._snapshot_s = 0.0  # when the last one was taken
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Account for what the batch resumes from, and plan what its forward pass captures."""
@@ -132,7 +136,7 @@ class SsdTier:
             *self._time.mine(),
         ]
         captures, ends, writes, reads, spills, expired, *now = self._agreement.minimum(mine)
-        self.store.tick(AgreedTime.seconds(now))
+        self._now(AgreedTime.seconds(now))
         ended = self.output_ends.pop(ends)
         for end in ended:
             if end.record is None:
@@ -151,6 +155,12 @@ class SsdTier:
         self.kv_spill.finish(spills)
         self.fault_ins.pump()
         self.fault_ins.expire(-expired)
+
+    def _now(self, now_s: float) -> None:
+        self.store.tick(now_s)
+        if now_s - self._snapshot_s >= SNAPSHOT_S:
+            self._snapshot_s = now_s
+            self.store.snapshot()
 
     def _commit(self, writes: int, reads: int) -> None:
         """Commit the writes and reads up to these numbers, which have ended on all ranks."""
