@@ -94,7 +94,7 @@ def prefill_s(outcome: Outcome, placement: Placement, costs: Costs) -> float:
     if restored:
         seconds += (restored * costs.kv_token_bytes + costs.state_bytes) / costs.pcie_bytes_s
     if placement is Placement.HISTATE and restored not in (0, outcome.newest):
-        seconds += costs.ssd_latency_s + costs.state_bytes / costs.ssd_read_bytes_s
+        seconds += costs.ssd_latency_s + costs.ssd_state_bytes / costs.ssd_read_bytes_s
     return seconds
 
 

@@ -27,7 +27,7 @@ _CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 class Contents(RadixTree):
     """Spaces are given by tier, one for KV and one for states; both may be the same.
 
-    `records`: KV lies on the SSD in records that take `state_bytes` however full they are; else it takes there what
+    `records`: KV lies on the SSD in records that take as much as a checkpoint there however full they are; else it takes there what
     it has.
     """
 
@@ -40,8 +40,8 @@ class Contents(RadixTree):
         self.residence = Residence()
         self.clock = 0
         self.page_bytes = costs.page_bytes
-        self.state_bytes = costs.state_bytes
-        self.extents = Extents(kv[Tier.SSD], self.page_bytes, self.state_bytes if records else 0)
+        self.state_bytes, self.ssd_state_bytes = costs.state_bytes, costs.ssd_state_bytes
+        self.extents = Extents(kv[Tier.SSD], self.page_bytes, self.ssd_state_bytes if records else 0)
         self.kv_changed: Callable[[Run], None] | None = None
         """Hears when a run's KV comes to a tier or leaves it, and of both parts of one that was split."""
         self._since: dict[int, int] = {}  # run -> when its KV came to device or host
@@ -80,6 +80,10 @@ class Contents(RadixTree):
     def kv_bytes(self, run: Run) -> int:
         """Bytes of a run's KV on device or host."""
         return len(run.pages) * self.page_bytes
+
+    def state_size(self, tier: Tier) -> int:
+        """Bytes of a checkpoint in a tier: the SSD may keep it in fewer."""
+        return self.ssd_state_bytes if tier is Tier.SSD else self.state_bytes
 
     # Changes.
 
@@ -125,7 +129,8 @@ class Contents(RadixTree):
         """Say whether a tier has the checkpoint after `page` pages of a run; room is the caller's to make."""
         if self.has_state(run, page, tier) == present:
             return
-        self.state_space[tier].take(self.state_bytes if present else -self.state_bytes)
+        size = self.state_size(tier)
+        self.state_space[tier].take(size if present else -size)
         state = run.states.get(page)
         if state is None:
             state = run.states[page] = State(run, page, self.clock)

@@ -23,6 +23,8 @@ class Costs:
 
     kv_token_bytes: int = 8 * 2 * 4 * 256 * 2
     state_bytes: int = 24 * 32 * 128 * 128 * 4 + 24 * 8192 * 3 * 2
+    ssd_state_share: float = 1.0
+    """Bytes of a checkpoint on the SSD and on its way there, over `state_bytes`: 0.511 as bf16, 0.275 as int8."""
     linear_flop: float = 13.96e9
     """Per token: 2 x 6.92e9 weights in matrix products, and 0.13e9 for the recurrence (estimated)."""
     pair_flop: float = 4.0 * 4096 * 8
@@ -59,9 +61,14 @@ class Costs:
         return self.kv_token_bytes * PAGE_TOKENS
 
     @property
+    def ssd_state_bytes(self) -> int:
+        """Bytes of a checkpoint on the SSD and on its way there."""
+        return round(self.state_bytes * self.ssd_state_share)
+
+    @property
     def state_tokens(self) -> float:
-        """N_s: a checkpoint in tokens of KV."""
-        return self.state_bytes / self.kv_token_bytes
+        """N_s: a checkpoint in tokens of KV, where it costs room: on the SSD."""
+        return self.ssd_state_bytes / self.kv_token_bytes
 
     def prefill_flop(self, tokens: int, before: int) -> float:
         """Floating-point operations to compute `tokens` that follow `before` others."""

@@ -100,7 +100,8 @@ class Faults:
         contents.kv_space[Tier.HOST].take(kv_bytes)
         contents.state_space[Tier.HOST].take(state_bytes)
         self._by_state[state] = fault
-        end_s = system.links.ssd_read.send(system.now_s, kv_bytes + state_bytes)
+        read_bytes = kv_bytes + (contents.ssd_state_bytes if reads_state else 0)
+        end_s = system.links.ssd_read.send(system.now_s, read_bytes)
         system.schedule(end_s, lambda now_s: self._end(fault, now_s))
         if system.read_deadline_s is not None and end_s > system.now_s + system.read_deadline_s:
             system.schedule(system.now_s + system.read_deadline_s, lambda _: self._abandon(fault))

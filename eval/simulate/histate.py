@@ -48,9 +48,9 @@ class HiState(Cascade):
         packed: bool = False,
     ) -> None:
         """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same."""
-        self.record_pages = costs.state_bytes // costs.page_bytes
+        self.record_pages = costs.ssd_state_bytes // costs.page_bytes
         self.extent_pages = 0 if packed else self.record_pages
-        self.buffers = BUFFERS
+        self.buffers = BUFFERS * costs.state_bytes // costs.ssd_state_bytes
         self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)
         self.clean = CleanKv(self.contents.tree)
@@ -63,7 +63,7 @@ class HiState(Cascade):
         self.spill.plan()
 
     def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
-        contents, state_bytes = self.contents, self.contents.state_bytes
+        contents, state_bytes = self.contents, self.contents.ssd_state_bytes
         found = [one for one in places if not contents.has_state(*contents.locate(one), Tier.SSD)]
         for one in self._with_buffers(found):
             if self.hold_state(one, Tier.SSD):

@@ -44,7 +44,7 @@ class Cascade(Tiered):
         if place is None or not contents.has_state(*contents.locate(place), Tier.HOST):
             return
         if self.hold_state(place, Tier.SSD):
-            self.links.write_ssd(self.now_s, contents.state_bytes)
+            self.links.write_ssd(self.now_s, contents.ssd_state_bytes)
 
     def write_kv(self, run: Run) -> bool:
         """Have a run's KV on the SSD; return whether it is there."""
@@ -77,7 +77,7 @@ class Through(Cascade):
         for one in places:
             on_host = self.has_ssd and self.contents.has_state(*self.contents.locate(one), Tier.HOST)
             if on_host and self.hold_state(one, Tier.SSD):
-                self.links.write_ssd(self.now_s, self.contents.state_bytes)
+                self.links.write_ssd(self.now_s, self.contents.ssd_state_bytes)
 
     def _leaving(self, tier: Tier, kind: Kind, place: Place | None, runs: list[Run]) -> None:
         """What the SSD has it has already."""

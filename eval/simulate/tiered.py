@@ -73,7 +73,7 @@ class Tiered:
         self.now_s = 0.0
 
     def _make_orders(self, tier: Tier, order: MakeOrder) -> None:
-        state, token = self.costs.state_bytes, self.costs.kv_token_bytes
+        state, token = self.contents.state_size(tier), self.costs.kv_token_bytes
         if tier is Tier.SSD and self.extent_pages:
             token = -(-state // (self.extent_pages * PAGE_TOKENS))
         split = self.contents.kv_space[tier] is not self.contents.state_space[tier]
@@ -286,7 +286,7 @@ class Tiered:
         contents = self.contents
         if contents.has_state(*contents.locate(place), tier):
             return False
-        if not self.make_room(tier, 0, contents.state_bytes):
+        if not self.make_room(tier, 0, contents.state_size(tier)):
             return False
         contents.set_state(*contents.locate(place), tier, True)
         return True

@@ -62,9 +62,9 @@ def tight(seed: int, name: str = "") -> Budgets:
     return Budgets(device, host, draw.randrange(3 * least))
 
 
-def build(name: str, budgets: Budgets) -> tuple[System, Clock]:
+def build(name: str, budgets: Budgets, costs: Costs = COSTS) -> tuple[System, Clock]:
     clock = Clock()
-    return SYSTEMS[name].build(COSTS, budgets, clock.at, Tuning()), clock
+    return SYSTEMS[name].build(costs, budgets, clock.at, Tuning()), clock
 
 
 def serve(system: System, clock: Clock, served: list[Session], live: int = 6) -> list[Record]:

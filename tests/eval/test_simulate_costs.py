@@ -86,3 +86,13 @@ def test_writes_on_their_way_are_counted_until_they_end() -> None:
     links = Links.of(Costs(ssd_write_bytes_s=100))
     assert [links.write_ssd(0.0, 100) for _ in range(3)] == [1.0, 2.0, 3.0]
     assert [links.writes_at(now_s) for now_s in (0.0, 1.0, 2.5, 3.0)] == [3, 2, 1, 0]
+
+
+def test_a_checkpoint_may_take_less_on_the_ssd() -> None:
+    for share, size in ((0.51145, 26_345_472), (0.27481, 14_155_776)):  # bf16 and int8
+        costs = Costs(ssd_state_share=share)
+        assert costs.ssd_state_bytes == pytest.approx(size, rel=1e-4)
+        assert costs.state_bytes == COSTS.state_bytes, "device and host keep it as it is"
+        assert costs.state_tokens == pytest.approx(size / 32_768, rel=1e-4), (
+            "what one more costs, the SSD says"
+        )

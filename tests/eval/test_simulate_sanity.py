@@ -45,7 +45,7 @@ def check(contents: Contents, idle: bool) -> None:
         for page, state in run.states.items():
             assert (state.run, state.page) == (run, page) and 0 < page <= len(run.pages)
             for tier in TIERS:
-                used[id(contents.state_space[tier])] += contents.state_bytes * (state.tiers >> tier & 1)
+                used[id(contents.state_space[tier])] += contents.state_size(tier) * (state.tiers >> tier & 1)
         mirrored = {
             offset // 64: sum(1 << t for t in tiers) for offset, tiers in contents.tree.checkpoints(run.id)
         }
@@ -79,12 +79,13 @@ def test_no_system_restores_more_than_the_infinite_one_and_all_books_agree(name:
         check(system.contents, idle=True)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["vllm-disk", "hicache", "histate"])
-def test_budgets_hold_at_every_event(name: str, seed: int) -> None:
+def test_budgets_hold_at_every_event(name: str, seed: int, share: float) -> None:
     """`Space` refuses more than its limit; here the tree's own sum is compared after every call."""
     budgets = tight(seed + 100, name)
-    system, clock = build(name, budgets)
+    system, clock = build(name, budgets, dataclasses.replace(COSTS, ssd_state_share=share))
     assert isinstance(system, Tiered)
     calls = 0
 
