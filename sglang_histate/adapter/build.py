@@ -38,6 +38,7 @@ from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
+from sglang_histate.adapter.saving import save_for_restart
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
@@ -119,6 +120,7 @@ def _start_tier(
         one_device_pool=is_one_pool(allocator),
         journal=journal,
     )
+    agreement = RankAgreement(cache)
     store = CheckpointStore.open(
         root=Path(config.ssd_dir),
         fingerprint=store_identity(ctx, layout, page_size),
@@ -128,11 +130,12 @@ def _start_tier(
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
         write_limits=WriteLimits(config.write_rate, config.daily_writes, config.write_queue_age_s),
-        keep=False,  # nothing gives what an older run left a place in the tree yet
+        keep=config.keep_on_restart,
+        agree=agreement.common,
+        agree_epoch=agreement.largest,
         **ranking.store_hooks(),
     )
     ranking.connect(store)
-    agreement = RankAgreement(cache)
     agree_on_written(store, agreement)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
@@ -190,6 +193,9 @@ def _start_tier(
     keep_in_place(allocator, lambda: output_ends.reading)
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
+    if config.keep_on_restart and config.shutdown_s > 0:
+        tier = cache.tier
+        cache.save = lambda: save_for_restart(tier, slots.read_into, config.shutdown_s)
     cache.status_facts = {
         "config": describe(config),
         "page_size": page_size,

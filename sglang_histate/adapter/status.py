@@ -7,6 +7,7 @@ from typing import Any
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.device_pool import device_status
 from sglang_histate.adapter.host_status import host_status
+from sglang_histate.store import LossReason, RecoveryReport
 
 
 def cache_status(tree_cache: Any) -> dict[str, Any]:
@@ -37,6 +38,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
                 "entries_writing": stats.entries_writing,
                 "direct_io": stats.direct_io,
                 "breaker_open": stats.breaker_open,
+                "recovered": _recovered(tree_cache.tier.store.recovery),
                 "writes": {
                     "bytes_per_second": stats.writes.bytes_per_s,
                     "burst_bytes": stats.writes.burst_bytes,
@@ -78,6 +80,17 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             "requests_with_pinned_state": tree_cache.tier.fault_ins.pinned,
             "host_locks": host_lock_count(tree_cache),
         },
+    }
+
+
+def _recovered(report: RecoveryReport) -> dict[str, Any]:
+    """Return what this server found on the SSD when it started, and what it did not take over, by reason."""
+    return {
+        "checkpoints": report.checkpoints,
+        "kv_extents": report.extents,
+        "seconds": round(report.seconds, 3),
+        "last_exit_in_order": report.clean,
+        "dropped": {reason.value: report.losses.get(reason, 0) for reason in LossReason},
     }
 
 

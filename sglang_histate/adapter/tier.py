@@ -27,6 +27,9 @@ from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutRes
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_S = 60.0
+"""How often the order of use is written down for a restart; losing a minute of it costs ranking only."""
+
+SNAPSHOT_S = 60.0
 """Between two snapshots of the order of use and of the bytes written today: what a crash may lose of them."""
 
 
@@ -61,6 +64,7 @@ class SsdTier:
         self._captures: deque[ForwardCapture] = deque()
         self._deaths_seen = 0
         self._time = AgreedTime()
+        self._snapshot_s = 0.0
         self._snapshot_s = 0.0  # when the last one was taken
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:

@@ -64,7 +64,15 @@ class Rank:
     """Tree, store and tier of one rank."""
 
     def __init__(
-        self, agreement, disk=None, *, number: int = 0, buffers: int = 12, slabs: int = 24, **engine
+        self,
+        agreement,
+        disk=None,
+        *,
+        number: int = 0,
+        buffers: int = 12,
+        slabs: int = 24,
+        limits=None,
+        **engine,
     ) -> None:
         self.number = number
         self.engine = build(**engine)
@@ -75,6 +83,7 @@ class Rank:
             slabs=slabs,
             kv_page_bytes=self.engine.arena.page_bytes,
             ranking=self.engine.ranking,
+            limits=limits,
         )
         self.counters = Counters()
         cache, layout = self.engine.cache, self.engine.layout
@@ -331,7 +340,11 @@ def test_several_ranks_reduce_once() -> None:
         tensor.copy_(torch.minimum(tensor, torch.tensor([1, 9, 2])))
 
     cache = SimpleNamespace(
-        tp_world_size=2, attn_cp_group=None, attn_tp_group=None, _all_reduce_attn_groups=reduce
+        tp_world_size=2,
+        tp_group="tp",
+        attn_cp_group=None,
+        attn_tp_group=None,
+        _all_reduce_attn_groups=reduce,
     )
     assert RankAgreement(cache).minimum([3, 0, 7]) == [1, 0, 2]
     assert seen == [([3, 0, 7], torch.distributed.ReduceOp.MIN)]

@@ -60,6 +60,23 @@ def read_slabs(file: Path, after_generation: int = 0) -> dict[bytes, Stored]:
     return found
 
 
+def read_names(file: Path) -> tuple[set[bytes], set[bytes]]:
+    """Return the keys of the checkpoints in `file` and the hashes of all KV pages; payloads are not read."""
+    checkpoints: set[bytes] = set()
+    pages: set[bytes] = set()
+    with file.open("rb") as content:
+        block = Superblock.parse(content.read(SUPERBLOCK_BYTES))
+        assert block is not None, f"{file} has no superblock"
+        for slab in range(block.slab_count):
+            content.seek(SUPERBLOCK_BYTES + slab * block.slab_bytes)
+            header = SlabHeader.parse(content.read(block.header_bytes))
+            if header is not None:
+                (checkpoints if header.kind is RecordKind.CHECKPOINT else pages).update(
+                    header.page_keys or (header.key,)
+                )
+    return checkpoints, pages
+
+
 def last_generation(file: Path) -> int:
     """Return the youngest generation in `file`, 0 if there is none."""
     return max((stored.generation for stored in read_slabs(file).values()), default=0)
