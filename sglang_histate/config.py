@@ -93,6 +93,10 @@ FLAG_HELP: dict[str, str] = {
     "histate_min_gain": (
         "Smallest number of prefill tokens that a checkpoint read must save; a smaller gain is recomputed instead."
     ),
+    "histate_verify_rate": (
+        "Share of the prefixes restored through the SSD, 0 to 1, that is computed again while the server is idle and "
+        "compared. A difference ends all use of the SSD tier until its directory is purged or another one is given."
+    ),
     "histate_eviction": (
         "What goes first when a tier is full: 'score' ranks all units by last access and by what losing them costs, "
         "'lru' by last access alone, 'lru-refresh' by last access where a hit counts for every earlier checkpoint of its "
@@ -147,6 +151,8 @@ class HiStateConfig:
     write_queue_age_s: float = 2.0
     # One page. The break-even on an H100 is 200 to 400 tokens, but a hit that was promised is worth more than 5 ms.
     min_gain_tokens: int = 64
+    # Computing a prefix again takes what restoring it saved. Sums find what the disk does; this finds what nobody thought of.
+    verify_rate: float = 0.0
     eviction: Eviction = Eviction.SCORE
     # Requests; the reason for the value is with the constant.
     tau: float = DEFAULT_TAU
@@ -178,6 +184,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_ssd_daily_writes": "unlimited",
     "histate_write_queue_age": 2.0,
     "histate_min_gain": 64,
+    "histate_verify_rate": 0.0,
     "histate_eviction": "score",
     "histate_tau": DEFAULT_TAU,
     "histate_policy_log": None,
@@ -348,6 +355,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         daily_writes=_limit(flags, "histate_ssd_daily_writes", 1 << 20),
         write_queue_age_s=_checked_number(flags, "histate_write_queue_age", 0.001, 3600, "seconds"),
         min_gain_tokens=_checked_count(flags, "histate_min_gain", 1, 1 << 20),
+        verify_rate=_checked_number(flags, "histate_verify_rate", 0, 1, "(a share)"),
         eviction=_checked_choice(flags, "histate_eviction", Eviction),
         tau=_checked_number(flags, "histate_tau", 0, 1e9, "requests"),
         policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),

@@ -43,6 +43,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert FLAG_DEFAULTS["histate_ssd_daily_writes"] == "unlimited" and config.daily_writes is None
     assert FLAG_DEFAULTS["histate_write_queue_age"] == config.write_queue_age_s
     assert FLAG_DEFAULTS["histate_min_gain"] == config.min_gain_tokens
+    assert FLAG_DEFAULTS["histate_verify_rate"] == config.verify_rate == 0
     assert FLAG_DEFAULTS["histate_shutdown_time"] == config.shutdown_s
     assert FLAG_DEFAULTS["no_histate_keep_on_restart"] is (not config.keep_on_restart) is False
     assert FLAG_DEFAULTS["histate_allow_any_filesystem"] is config.allow_any_filesystem is False
@@ -77,6 +78,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_ssd_daily_writes": "4TiB"}, "daily_writes", 4 << 40),
         ({"histate_write_queue_age": "0.5"}, "write_queue_age_s", 0.5),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
+        ({"histate_verify_rate": "0.01"}, "verify_rate", 0.01),
         ({"histate_shutdown_time": "0"}, "shutdown_s", 0),
         ({"no_histate_keep_on_restart": True}, "keep_on_restart", False),
         ({"histate_allow_any_filesystem": True}, "allow_any_filesystem", True),
@@ -135,6 +137,10 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_write_queue_age": "soon"}, "--histate-write-queue-age"),
         ({"histate_min_gain": "0"}, "--histate-min-gain"),
         ({"histate_min_gain": "1.5"}, "--histate-min-gain"),
+        ({"histate_verify_rate": "1.5"}, "--histate-verify-rate"),
+        ({"histate_verify_rate": "-0.1"}, "--histate-verify-rate"),
+        ({"histate_verify_rate": "nan"}, "--histate-verify-rate"),
+        ({"histate_verify_rate": "often"}, "--histate-verify-rate"),
         ({"histate_interval": "fixed:100"}, "--histate-interval"),
         ({"histate_interval": "fixed"}, "--histate-interval"),
         ({"histate_interval": "often"}, "--histate-interval"),

@@ -23,11 +23,7 @@ def test_every_flag_is_documented_with_its_default() -> None:
     assert set(documented) == {flag_name(name) for name in FLAG_DEFAULTS}
     spoken = {None: "none, required", False: "off"}
     for name, default in FLAG_DEFAULTS.items():
-        wanted = (
-            spoken.get(default, str(default))
-            if not isinstance(default, int) or default is False
-            else str(default)
-        )
+        wanted = spoken[default] if default is None or default is False else str(default)
         if name == "histate_intervals":
             first, second, *_, last, _none = DEFAULT_INTERVALS
             wanted = f"{first},{second},...,{last},none"

@@ -54,6 +54,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_ssd_daily_writes": "4TiB",
         "histate_write_queue_age": "0.5",
         "histate_min_gain": "128",
+        "histate_verify_rate": "0.25",
         "histate_eviction": "lru-refresh",
         "histate_tau": "12.5",
         "histate_policy_log": "some.jsonl",

@@ -93,6 +93,7 @@ SIZE, INFLIGHT, HOST = "--histate-ssd-size", "--histate-inflight-size", "--hista
         (("--histate-read-threads", "0"), "--histate-read-threads"),
         (("--histate-read-threads", "many"), "--histate-read-threads"),
         (("--histate-min-gain", "-5"), "--histate-min-gain"),
+        (("--histate-verify-rate", "2"), "--histate-verify-rate"),
         (("--histate-ssd-sise", "1GiB"), "--histate-ssd-sise"),
         (("--disable-histate=yes",), "--disable-histate"),
     ],
