@@ -119,7 +119,7 @@ class OutputEnds:
         if not self._store.records.free_for_writes:
             return None, False
         before = kept if kept < position else 0  # the end of the prompt, where the answer filled no page
-        cost = cost_tokens(position, before, position, position, self._end_share())
+        cost = cost_tokens(position, before, None, position, self._end_share())
         claimed = self._store.claim_record(key, cost / self._layout.stored_bytes)
         if isinstance(claimed, Record):
             return claimed, False

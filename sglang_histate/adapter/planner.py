@@ -25,14 +25,14 @@ from sglang_histate.store import CheckpointStore, PutResult, Record
 
 
 class _Wanted(NamedTuple):
-    """A position that is not stored. `before`: the last one that is; `region_end`: the next one planned."""
+    """A position that is not stored. `before`: the last one that is; `after`: the next one planned."""
 
     batch_row: int
     req: Any
     state: RequestState
     position: int
     before: int
-    region_end: int
+    after: int | None
 
     @property
     def key(self) -> bytes:
@@ -96,7 +96,7 @@ class CapturePlanner:
     def _claim(self, one: _Wanted, before: int) -> Record | PutResult:
         """Return a record for a position, or why the SSD does not want it. `before`: the checkpoint kept before it."""
         total = len(one.req.full_untruncated_fill_ids)
-        cost = cost_tokens(one.position, before, one.region_end, total, self._end_share())
+        cost = cost_tokens(one.position, before, one.after, total, self._end_share())
         return self._store.claim_record(one.key, cost / self._layout.stored_bytes)
 
     def _positions(self, batch_row: int, req: Any, state: RequestState) -> list[_Wanted]:
@@ -121,11 +121,10 @@ class CapturePlanner:
             state.plan = plan
         chunk = positions_in_chunk(plan, start, end)
         self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
-        fresh, before, total = [], min(state.kept, start), len(req.full_untruncated_fill_ids)
+        fresh, before = [], min(state.kept, start)
         for position in chunk.capture:
-            after = bisect_right(plan, position)
-            region_end = plan[after] if after < len(plan) else total
-            one = _Wanted(batch_row, req, state, position, before, region_end)
+            after = next(iter(plan[bisect_right(plan, position) :]), None)
+            one = _Wanted(batch_row, req, state, position, before, after)
             if self._store.lookup(one.key) is None:
                 fresh.append(one)
             else:

@@ -8,22 +8,21 @@ from the last checkpoint that is kept: where one is refused, the next one is wor
 from __future__ import annotations
 
 
-def cost_tokens(position: int, before: int, region_end: int, length: int, end_share: float) -> float:
+def cost_tokens(position: int, before: int, after: int | None, length: int, end_share: float) -> float:
     """Return the expected tokens that a checkpoint saves one hit on its trajectory.
 
     Args:
         position: where it lies, in tokens from the start of the sequence, > 0.
         before: the checkpoint kept before it, 0 for none.
-        region_end: the next planned checkpoint, or `length` for the last one.
+        after: the next planned checkpoint, None for the last one.
         length: tokens of the trajectory, >= `position`.
         end_share: q, the share of hits at a trajectory's last checkpoint.
 
     Raises:
         ValueError: the positions are not in that order.
     """
+    region_end = length if after is None else after
     if not 0 <= before < position <= region_end <= length:
         raise ValueError(f"checkpoint {position} is not between {before} and {region_end} of {length} tokens")
     served = (1 - end_share) * (region_end - position) / length
-    if region_end == length:
-        served += end_share
-    return (position - before) * served
+    return (position - before) * (served + end_share if after is None else served)

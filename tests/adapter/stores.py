@@ -10,7 +10,7 @@ import torch
 
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.state_layout import StateLayout
-from sglang_histate.store import CheckpointStore, PutResult
+from sglang_histate.store import CheckpointStore, PutResult, WriteLimits
 from tests.store.fakes import FakeDisk
 
 
@@ -23,6 +23,7 @@ def open_store(
     threads: int = 2,
     kv_page_bytes: int = 0,
     ranking: Ranking | None = None,
+    limits: WriteLimits | None = None,
 ) -> CheckpointStore:
     record = layout.record_layout(kv_page_bytes)
     store = CheckpointStore.open(
@@ -33,6 +34,7 @@ def open_store(
         layout=record,
         record_buffers=buffers,
         reader_threads=threads,
+        write_limits=limits,
         disk=FakeDisk() if disk is None else disk,
         **({} if ranking is None else ranking.store_hooks()),
     )
