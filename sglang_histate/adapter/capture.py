@@ -22,7 +22,7 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.request_state import RequestState
 from sglang_histate.adapter.state_layout import RecordViews, StateLayout
 from sglang_histate.policy.interval import STEP_TOKENS
-from sglang_histate.store import Record
+from sglang_histate.store import NO_NAMESPACE, Record
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class CaptureRow:
     key: bytes
     record: Record
     state: RequestState | None = None  # of the request that computes it
+
+    @property
+    def namespace(self) -> bytes:
+        return NO_NAMESPACE if self.state is None else self.state.keys.namespace
 
     @property
     def useless(self) -> bool:

@@ -23,7 +23,7 @@ from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.reserve import Reserve
 from sglang_histate.policy.units import Kind, Unit
-from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, RecordKind
+from sglang_histate.store import NO_PARENT, CheckpointStore, PutResult, Record, RecordKind, namespace_of
 
 
 @dataclass(eq=False)
@@ -34,6 +34,7 @@ class Spill:
     first: int
     page_keys: tuple[bytes, ...]
     parent: bytes
+    namespace: bytes
     record: Record
     lock: Any
     copied: Future[None]
@@ -235,7 +236,8 @@ class KvSpill:
         copied = self._thread.submit(self._copy, record, pages)
         nodes = tuple(part.node.id for part in parts)
         self._busy.update(nodes)
-        self._pending.append(Spill(nodes, first, tuple(page_keys), parent, record, lock, copied))
+        namespace = namespace_of(node.key.extra_key, node.key.cache_salt)
+        self._pending.append(Spill(nodes, first, tuple(page_keys), parent, namespace, record, lock, copied))
 
     def _name_before(self, node: Any) -> bytes:
         above = node.parent
@@ -251,7 +253,9 @@ class KvSpill:
 
     def _put(self, spill: Spill) -> None:
         at_token = (spill.first + spill.pages) * self._page_size
-        result = self._store.put_extent(spill.page_keys, at_token, spill.record, parent=spill.parent)
+        result = self._store.put_extent(
+            spill.page_keys, at_token, spill.record, parent=spill.parent, namespace=spill.namespace
+        )
         first, pages, hidden = spill.first, spill.pages, 0
         if result is PutResult.ALREADY_STORED:
             # From another time; it ends with the same page, but may begin elsewhere.

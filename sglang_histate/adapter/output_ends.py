@@ -21,7 +21,7 @@ from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_value import cost_tokens
-from sglang_histate.store import CheckpointStore, EntryState, Record
+from sglang_histate.store import NO_NAMESPACE, CheckpointStore, EntryState, Record
 
 
 @dataclass(eq=False)
@@ -38,6 +38,7 @@ class OutputEnd:
     lock: Any
     event: Any
     refused: bool = False
+    namespace: bytes = NO_NAMESPACE
 
 
 class OutputEnds:
@@ -90,7 +91,8 @@ class OutputEnds:
         position = req.kv.cache_protected_len
         if slot is None or position == 0 or position % self._grid:
             return
-        key = state_of(req, self._page_size).keys.at(req.full_untruncated_fill_ids, position)
+        keys = state_of(req, self._page_size).keys
+        key = keys.at(req.full_untruncated_fill_ids, position)
         if any(end.key == key for end in self._pending):
             return
         record, event, refused = None, None, False
@@ -109,7 +111,7 @@ class OutputEnds:
         if record is not None:
             event = self._copy(slot, record)
             self._counters.output_ends += 1
-        self._pending.append(OutputEnd(key, position, record, node_id, lock, event, refused))
+        self._pending.append(OutputEnd(key, position, record, node_id, lock, event, refused, keys.namespace))
 
     def _record(self, key: bytes, position: int, kept: int) -> tuple[Record | None, bool]:
         """Return a record, None if there is none to spare, and whether the SSD refuses it.

@@ -15,6 +15,8 @@ import numpy as np
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import storage_namespace_seed
 
+from sglang_histate.store import namespace_of
+
 # Token ids are hashed as unsigned 32-bit little-endian integers. A page with a larger id (multimodal placeholders are
 # content hashes) is hashed as 64-bit integers behind a tag, so that no two pages share their bytes.
 _NARROW, _WIDE, _WIDE_TAG = np.dtype("<u4"), np.dtype("<u8"), b"\xff"
@@ -30,6 +32,7 @@ class PageKeys:
         self.page_size = page_size
         self.extra_key = extra_key
         self.cache_salt = cache_salt or None
+        self.namespace = namespace_of(extra_key, self.cache_salt)
         seed = storage_namespace_seed(extra_key, self.cache_salt)
         self._seed = b"" if seed is None else bytes.fromhex(seed)
         self._hashes: list[bytes] = []

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
-from sglang_histate.store import Key, PutResult, RecordKind
+from sglang_histate.store import Key, PutResult, RecordKind, namespace_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,8 @@ class Saving:
         self._read_state(slot, record.payload)
         key = self._ranking.ssd.names.of(node_id)[-1]
         position = self._ranking.tree.start(node_id) + offset
-        if self._store.put(key, position, record) is not PutResult.STORED:
+        namespace = namespace_of(node.key.extra_key, node.key.cache_salt)
+        if self._store.put(key, position, record, namespace=namespace) is not PutResult.STORED:
             self._refused = True
             return False
         self._ranking.placed(key, node, offset, True)

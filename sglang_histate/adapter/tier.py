@@ -251,7 +251,9 @@ class SsdTier:
         if isinstance(item, CaptureRow) and item.useless:
             self.counters.drop(Drop.ABORTED)
             self.store.release_record(item.record)
-        elif self.store.put(item.key, item.position, item.record) is PutResult.STORED:
+        elif (
+            self.store.put(item.key, item.position, item.record, namespace=item.namespace) is PutResult.STORED
+        ):
             self.fault_ins.version += 1
 
     def _account(self, req: Any) -> None:

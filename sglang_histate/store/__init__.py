@@ -4,6 +4,7 @@ from .admission import WriteLimits
 from .index import Entry, EntryState
 from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
+from .namespaces import namespace_of
 from .opening import RecoveryReport
 from .operations import Committed, ReadTicket, WriteOutcome
 from .probe import DirectoryFacts, check_directory, probe_directory
@@ -39,5 +40,6 @@ __all__ = [
     "WriteLimits",
     "WriteOutcome",
     "check_directory",
+    "namespace_of",
     "probe_directory",
 ]

@@ -87,8 +87,11 @@ class Engine:
             views.conv.fill_(conv)
         self.host_states.fill(int(slot[0]), image)
 
-    def insert(self, tokens: array, *, state: float | None = None) -> None:
-        """Put `tokens` into the tree, as a finished request would, with a state whose numbers are all `state`."""
+    def insert(self, tokens: array, *, state: float | None = None, **tenant: str) -> None:
+        """Put `tokens` into the tree, as a finished request would, with a state whose numbers are all `state`.
+
+        `tenant`: the request's `extra_key` and `cache_salt`, if it has them.
+        """
         value = self.kv.alloc(len(tokens))
         slot = self.states.alloc(1)
         if value is None or slot is None:
@@ -101,7 +104,11 @@ class Engine:
         pool.temporal[:, slot] = float(len(tokens) if state is None else state)
         result = self.cache.insert(
             InsertParams(
-                key=RadixKey(tokens), value=value, mamba_value=slot, prev_prefix_len=0, inserted_len=0
+                key=RadixKey(tokens, **tenant),
+                value=value,
+                mamba_value=slot,
+                prev_prefix_len=0,
+                inserted_len=0,
             )
         )
         if result.mamba_exist:
@@ -109,7 +116,11 @@ class Engine:
 
     def match(self, req: Req) -> Any:
         return self.cache.match_prefix(
-            MatchPrefixParams(key=RadixKey(req.full_untruncated_fill_ids), cow_mamba=False, req=req)
+            MatchPrefixParams(
+                key=RadixKey(req.full_untruncated_fill_ids, req.extra_key, cache_salt=req.cache_salt),
+                cow_mamba=False,
+                req=req,
+            )
         )
 
     def settle(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.state_layout import StateLayout
-from sglang_histate.store import CheckpointStore, PutResult, WriteLimits
+from sglang_histate.store import NO_NAMESPACE, CheckpointStore, PutResult, WriteLimits
 from tests.store.fakes import FakeDisk
 
 
@@ -49,7 +49,14 @@ def fake_disk(store: CheckpointStore) -> FakeDisk:
     return disk
 
 
-def put(store: CheckpointStore, layout: StateLayout, key: bytes, position: int, value: float) -> None:
+def put(
+    store: CheckpointStore,
+    layout: StateLayout,
+    key: bytes,
+    position: int,
+    value: float,
+    namespace: bytes = NO_NAMESPACE,
+) -> None:
     """Store a checkpoint whose numbers are all `value`."""
     record = store.acquire_record()
     assert record is not None
@@ -59,7 +66,7 @@ def put(store: CheckpointStore, layout: StateLayout, key: bytes, position: int, 
         ):
             part.copy_(tensor[0])
         views.conv.fill_(value)
-    assert store.put(key, position, record) is PutResult.STORED
+    assert store.put(key, position, record, namespace=namespace) is PutResult.STORED
 
 
 def wait_threads(store: CheckpointStore, timeout_s: float = 20.0) -> None:

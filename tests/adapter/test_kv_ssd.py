@@ -37,32 +37,33 @@ class Bench(Rank):
         self.core, self.ranking = self.engine.cache.tree_core, self.engine.ranking
         self.kv = self.engine.kv.get_kvcache().full_kv_pool
 
-    def visit(self, ids: array) -> None:
+    def visit(self, ids: array, **tenant: str) -> None:
         """A finished request over `ids`, whose checkpoint is on the SSD too."""
         engine = self.engine
-        self.ranking.admitted(self.core.node_by_id(self.match(ids).best_match_node))
+        self.ranking.admitted(self.core.node_by_id(self.match(ids, **tenant).best_match_node))
         while True:
             try:
-                engine.insert(ids)
+                engine.insert(ids, **tenant)
                 break
             except MemoryError:
                 engine.evict_kv(len(ids))
                 engine.evict_states(4)
                 engine.settle()
-        node = self.core.node_by_id(self.match(ids).best_match_node)
-        self.write(ids)
+        node = self.core.node_by_id(self.match(ids, **tenant).best_match_node)
+        self.write(ids, **tenant)
         engine.settle()
-        req = request(ids + tokens((9, 1)))
+        req = request(ids + tokens((9, 1)), **tenant)
         req.last_node, req.kv.cache_protected_len = node.id, len(ids)
-        key = state_of(req, PAGE).keys.at(ids, len(ids))
+        keys = state_of(req, PAGE).keys
+        key = keys.at(ids, len(ids))
         if self.store.lookup(key) is None:
-            put(self.store, engine.layout, key, len(ids), float(sum(ids) % 1000))
+            put(self.store, engine.layout, key, len(ids), float(sum(ids) % 1000), keys.namespace)
         self.tier.published(req)
         self.drain()
 
-    def write(self, ids: array) -> None:
+    def write(self, ids: array, **tenant: str) -> None:
         """Fill the device KV of `ids` with their token ids."""
-        path, node = [], self.core.node_by_id(self.match(ids).last_device_node)
+        path, node = [], self.core.node_by_id(self.match(ids, **tenant).last_device_node)
         while node.parent is not None:
             path.append(node.component_data[ComponentType.FULL].value)
             node = node.parent
@@ -71,8 +72,8 @@ class Bench(Rank):
         self.kv.k_buffer[0][slots] = values.expand(-1, *self.kv.k_buffer[0].shape[1:])
         self.kv.v_buffer[0][slots] = -values.expand(-1, *self.kv.v_buffer[0].shape[1:])
 
-    def match(self, ids: array):
-        return self.engine.match(request(ids + tokens((9, 1))))
+    def match(self, ids: array, **tenant: str):
+        return self.engine.match(request(ids + tokens((9, 1)), **tenant))
 
     def off_device(self) -> None:
         self.engine.evict_kv(1 << 20)
@@ -84,9 +85,9 @@ class Bench(Rank):
             self.tier.tick()
             self.drain()
 
-    def ask(self, ids: array) -> int:
+    def ask(self, ids: array, **tenant: str) -> int:
         """A new request over `ids`: waits until it may be admitted; returns the tokens it resumes from."""
-        req = request(ids + tokens((9, 1)))
+        req = request(ids + tokens((9, 1)), **tenant)
         for _ in range(100):
             if self.engine.cache.request_ready(req):
                 break

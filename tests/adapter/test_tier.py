@@ -135,9 +135,9 @@ class Rank:
         self.published: list[bytes] = []
         real = self.store.put
 
-        def noted(key, position, record):
+        def noted(key, position, record, **namespace):
             self.published.append(key)
-            return real(key, position, record)
+            return real(key, position, record, **namespace)
 
         self.store.put = noted
 
