@@ -110,6 +110,8 @@ class Intake:
     def _claim(self, name: Key, n_pages: int, value: float | None) -> Record | PutResult:
         if self.closed:
             return PutResult.CLOSED
+        if not self._breaker.admits():  # counts as a refused put; a put that was claimed before is asked again
+            return PutResult.BREAKER_OPEN
         if self._admission.crowded_out(self._writes, value) is PutResult.QUEUE_AGE:
             return PutResult.QUEUE_AGE
         if not self._records.free:

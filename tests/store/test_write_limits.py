@@ -110,6 +110,20 @@ def test_extents_cost_what_they_write(disk):
     store.close()
 
 
+def test_nothing_is_claimed_while_writes_fail(disk):
+    store = open_store(disk=disk, slabs=8, record_buffers=8, breaker_failures=2, breaker_refused_puts=3)
+    disk.write_faults.extend(["eio", "eio"])
+    for number in (1, 2):
+        put(store, number)
+    settle(store)
+    assert [claim(store, number) for number in range(3, 6)] == [PutResult.BREAKER_OPEN] * 3
+    record = claim(store, 6)
+    assert isinstance(record, Record), "one is tried after as many refusals as of puts"
+    assert store.put(key(6), 64, record) is PutResult.STORED
+    settle(store)
+    store.close()
+
+
 def test_a_late_queue_gives_up_the_write_that_is_worth_least(disk):
     store = limited(disk, queue_age_s=2.0)
     disk.writes_allowed.clear()
