@@ -48,6 +48,7 @@ class Intake:
         self._clock = clock
         self._taken = 0
         self.closed = False
+        self.quarantined = False
 
     @property
     def newest(self) -> int:
@@ -108,9 +109,11 @@ class Intake:
         return result
 
     def _claim(self, name: Key, n_pages: int, value: float | None) -> Record | PutResult:
-        if self.closed:
-            return PutResult.CLOSED
-        if not self._breaker.admits():  # counts as a refused put; a put that was claimed before is asked again
+        if self.closed or self.quarantined:
+            return PutResult.CLOSED if self.closed else PutResult.QUARANTINED
+        if (
+            not self._breaker.admits()
+        ):  # counts as a refused put; a put that was claimed before is asked again
             return PutResult.BREAKER_OPEN
         if self._admission.crowded_out(self._writes, value) is PutResult.QUEUE_AGE:
             return PutResult.QUEUE_AGE
@@ -126,8 +129,8 @@ class Intake:
 
     def _admit(self, name: Key, n_pages: int, record: Record) -> PutResult:
         """Decide about one put and make sure that a slab is free if the answer is STORED."""
-        if self.closed:
-            return PutResult.CLOSED
+        if self.closed or self.quarantined:
+            return PutResult.CLOSED if self.closed else PutResult.QUARANTINED
         if self._occupancy.index.get(name) is not None:
             self._occupancy.index.touch(name)
             return PutResult.ALREADY_STORED

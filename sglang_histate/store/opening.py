@@ -124,7 +124,7 @@ def open_file(
         # The probe writes to block 0: what is there, or something by whose rule nothing in the file counts.
         page = block_zero.page() if found is None else found.pack()
         direct = raw.enable_direct(page, [record.image for record in records.records])
-        disk = from_environment(raw, rank_name)
+        disk = from_environment(raw, rank_name, layout)
         snapshots = SnapshotFile(file.with_name(SNAPSHOT_FILE))
         opened = _take_over(disk, found, block_zero, snapshots, slab_count, layout, fingerprint, rules)
     except BaseException:

@@ -34,6 +34,7 @@ class Readout:
         self._reader = reader
         self._counters = counters
         self.closed = False
+        self.quarantined = False
 
     def begin(self, name: Key, deliver: Deliver | None) -> ReadTicket | MissReason:
         """See `CheckpointStore.begin_read`."""
@@ -58,8 +59,8 @@ class Readout:
         return self._submit(ReadTicket(name.hash, at_token, record, True, entry=entry, deliver=deliver))
 
     def _begin(self, name: Key, deliver: Deliver | None) -> ReadTicket | MissReason:
-        if self.closed:
-            return MissReason.CLOSED
+        if self.closed or self.quarantined:
+            return MissReason.CLOSED if self.closed else MissReason.QUARANTINED
         entry = self._occupancy.index.get(name)
         if entry is None:
             return MissReason.ABSENT

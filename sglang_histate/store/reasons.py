@@ -25,6 +25,7 @@ class PutResult(StrEnum):
     LOW_VALUE = "low_value"  # bytes are short, and others are worth more
     QUEUE_AGE = "queue_age"  # it would wait too long for the writes before it, which are worth as much
     BREAKER_OPEN = "breaker_open"  # too many writes in a row failed
+    QUARANTINED = "quarantined"  # see `CheckpointStore.quarantine`
     CLOSED = "closed"
 
 
@@ -33,6 +34,7 @@ class MissReason(StrEnum):
 
     ABSENT = "absent"  # no such key
     NO_BUFFER = "no_buffer"  # every record buffer is in use
+    QUARANTINED = "quarantined"
     CLOSED = "closed"
     CLEARED = "cleared"  # the store was cleared while the read was in flight
     OTHER_RANK = "other_rank"  # this rank read it well, another rank did not
@@ -59,6 +61,7 @@ class DropReason(StrEnum):
         "orphaned"  # the caller asked: KV without a checkpoint that restores it, or a checkpoint without KV
     )
     CLEARED = "cleared"
+    QUARANTINED = "quarantined"  # it may be as wrong as the record that was found to be
     CLOSED = "closed"
     QUEUE_AGE = "queue_age"  # writes were waiting for too long, and it was worth least
     ABORTED = "aborted"  # its request was aborted before the KV that it restores was in the tree

@@ -296,18 +296,24 @@ class CheckpointStore:
             self._in_flight.drop(entry, reason)
         return entry is not None
 
-    def clear(self) -> None:
+    def clear(self, reason: DropReason = DropReason.CLEARED) -> None:
         """Drop every entry. Reads in flight will be misses; buffers and slabs in use come back at commit.
 
         They do not come back after a restart either, once the writer thread has written that down: it does so
         next, and before any record that is put from now on (see `block_zero.py`).
         """
         for entry in list(self._index):
-            self._in_flight.drop(entry, DropReason.CLEARED)
+            self._in_flight.drop(entry, reason)
         for ticket in self._reads:
             ticket.cleared = True
-        self._block_zero.expire(self._intake.newest + 1)
-        self._writer.do(self._block_zero.settle)
+        if not self._intake.quarantined:
+            self._block_zero.expire(self._intake.newest + 1)
+            self._writer.do(self._block_zero.settle)
+
+    def quarantine(self) -> None:
+        """Use and write nothing any more. What is on the disk stays, to be looked at: see `quarantine.py`."""
+        self._intake.quarantined = self._readout.quarantined = True
+        self.clear(DropReason.QUARANTINED)
 
     @property
     def outstanding(self) -> int:
@@ -373,15 +379,10 @@ class CheckpointStore:
         Entries by last use, free slabs, free buffers, counts of operations, the breaker and the write limits.
         """
         entries = tuple(entry.logical() for entry in self._index)
-        counts = (
-            self._writes.committed_count,
-            len(self._writes),
-            self._reads.committed_count,
-            len(self._reads),
-        )
-        slabs = self._occupancy.slabs.free_ids()
-        limits = self.admission.logical()
-        return entries, slabs, self.records.free_ids(), counts, self._breaker.is_open, limits
+        writes, reads = self._writes, self._reads
+        counts = (writes.committed_count, len(writes), reads.committed_count, len(reads))
+        slabs, free = self._occupancy.slabs.free_ids(), self.records.free_ids()
+        return entries, slabs, free, counts, self._breaker.is_open, self.admission.logical()
 
     def stats(self) -> StoreStats:
         return gather(

@@ -317,9 +317,9 @@ def test_writer_is_not_starved_by_reads(store, disk):
 
 
 def test_faults_from_the_environment(disk):
-    assert from_environment(disk, "tp0", {}) is disk
+    assert from_environment(disk, "tp0", LAYOUT, {}) is disk
     broken = from_environment(
-        disk, "tp0", {"HISTATE_TEST_DISK_FAULT_RATE": "1", "HISTATE_TEST_DISK_DELAY_MS": "1"}
+        disk, "tp0", LAYOUT, {"HISTATE_TEST_DISK_FAULT_RATE": "1", "HISTATE_TEST_DISK_DELAY_MS": "1"}
     )
     store = open_store(disk=disk)
     store._reader._disk = broken
