@@ -217,6 +217,12 @@ class SlabHeader:
         return cls(kind, number, key, at_token, content, captured, half, found, parent, page_keys, namespace)
 
 
+def superblock_version(block: bytes) -> int | None:
+    """Return the format version that block 0 claims, None if it is no superblock at all. Nothing is verified."""
+    magic, version = struct.unpack_from("<8sI", block.ljust(12, b"\0"))
+    return version if magic == _SUPERBLOCK_MAGIC else None
+
+
 def version_of(header: bytes) -> int | None:
     """Return the format version that a slab header claims, None if a slab never had one. Nothing is verified."""
     magic, version = struct.unpack_from("<8sI", header)

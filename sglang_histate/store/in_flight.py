@@ -32,7 +32,7 @@ class InFlight:
     ) -> None:
         self.writes: Uncommitted[WriteOperation] = Uncommitted()
         self.reads: Uncommitted[ReadTicket] = Uncommitted()
-        self._layout = layout
+        self.layout = layout
         self._records = records
         self._occupancy = occupancy
         self._breaker = breaker
@@ -83,7 +83,9 @@ class InFlight:
         entry = ticket.entry
         count = self._counters[entry.kind]
         entry.pins -= 1
-        if not ok:
+        if ticket.cleared:
+            ticket.miss_reason = MissReason.CLEARED  # also if it failed: it may have been erased meanwhile
+        elif not ok:
             ticket.miss_reason = ticket.failure or MissReason.OTHER_RANK
             self._events.warn(
                 "read",
@@ -91,8 +93,6 @@ class InFlight:
                 entry.kind.value,
                 ticket.miss_reason.value,
             )
-        elif ticket.cleared:
-            ticket.miss_reason = MissReason.CLEARED
         if not ok and entry.state is not EntryState.GONE:
             self.drop(entry, DropReason.READ_FAILED)
         else:
@@ -108,4 +108,4 @@ class InFlight:
         return ticket
 
     def _transfer_bytes(self, entry: Entry) -> int:
-        return self._layout.transfer_bytes(entry.kind, entry.n_pages)
+        return self.layout.transfer_bytes(entry.kind, entry.n_pages)

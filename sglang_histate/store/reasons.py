@@ -61,6 +61,7 @@ class DropReason(StrEnum):
         "orphaned"  # the caller asked: KV without a checkpoint that restores it, or a checkpoint without KV
     )
     CLEARED = "cleared"
+    PURGED = "purged"  # and erased from the disk
     QUARANTINED = "quarantined"  # it may be as wrong as the record that was found to be
     CLOSED = "closed"
     QUEUE_AGE = "queue_age"  # writes were waiting for too long, and it was worth least

@@ -149,13 +149,13 @@ def _take(
         found.losses[LossReason.OTHER_FINGERPRINT] += 1
     else:
         found.newest = max(found.newest, header.generation)
-        if _fits(header, layout):
+        if fits(header, layout):
             found.entries.append(_recovered(header, slab))
         else:
             found.losses[LossReason.OTHER_LAYOUT] += 1
 
 
-def _fits(header: SlabHeader, layout: RecordLayout) -> bool:
+def fits(header: SlabHeader, layout: RecordLayout) -> bool:
     """Return whether the store could have written a record of these lengths."""
     if header.n_pages > layout.pages_per_extent:
         return False

@@ -26,6 +26,19 @@ class WriteStats:
     wait_s: float  # that one more write is expected to wait
 
 
+@dataclass
+class PurgeStats:
+    """Purges since open. Those that were asked for and are not done are still in the writer's queue.
+
+    All but `asked` may differ by rank.
+    """
+
+    asked: int = 0
+    done: int = 0
+    failed: int = 0  # done, but the disk refused to let some records go
+    erased: int = 0  # records on the disk, also those that the index did not have any more
+
+
 @dataclass(frozen=True)
 class KindStats:
     """One kind's part of the file and of the counters. Totals count since open."""
@@ -76,6 +89,7 @@ class StoreStats:
     drops: Mapping[DropReason, int]
     cancelled: Mapping[DropReason, int]
     writes: WriteStats
+    purges: PurgeStats
     kinds: Mapping[RecordKind, KindStats]
 
 
@@ -131,6 +145,7 @@ def gather(
     breaker_open: bool,
     direct_io: bool,
     writes: WriteStats,
+    purges: PurgeStats,
 ) -> StoreStats:
     both, used = total(counters), slabs.total - slabs.free
     return StoreStats(
@@ -158,6 +173,7 @@ def gather(
         drops=dict(both.drops),
         cancelled=dict(both.cancelled),
         writes=writes,
+        purges=purges,
         kinds={kind: part.snapshot(layout.slab_bytes) for kind, part in counters.items()},
     )
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from .admission import Admission, WriteLimits
 from .breaker import Breaker
+from .clearing import Clearing
 from .closing import CLOSE_DEADLINE_S, end_threads, shut
 from .disk import Disk
 from .events import EventLog
@@ -86,14 +87,9 @@ class CheckpointStore:
         self._events = EventLog()
         self._counters = new_counters()
         self._occupancy = Occupancy(
-            layout,
-            slab_count,
-            self._counters,
-            self._events,
-            choose_victim=choose_victim,
-            on_present=on_present,
-            on_gone=on_gone,
-        )
+            layout, slab_count, self._counters, self._events,
+            choose_victim=choose_victim, on_present=on_present, on_gone=on_gone,
+        )  # fmt: skip
         self._index = self._occupancy.index
         self._in_flight = InFlight(layout, records, self._occupancy, breaker, self._counters, self._events)
         self._writes = self._in_flight.writes
@@ -103,18 +99,13 @@ class CheckpointStore:
         self._reader = Reader(self._disk, layout, fingerprint, gate, reader_threads)
         self._writer = Writer(self._disk, layout, fingerprint, gate, self._block_zero.settle)
         self._intake = Intake(
-            opened.epoch,
-            records,
-            self._occupancy,
-            self._in_flight,
-            breaker,
-            admission,
-            layout,
-            self._writer,
-            self._counters,
-            clock,
-        )
+            opened.epoch, records, self._occupancy, self._in_flight, breaker, admission, layout, self._writer,
+            self._counters, clock,
+        )  # fmt: skip
         self._readout = Readout(records, self._occupancy, self._in_flight, self._reader, self._counters)
+        self._clearing = Clearing(
+            self._index, self._in_flight, self._intake, self._block_zero, self._writer, self._disk, slab_count
+        )
         self._occupancy.recover(opened.recovered)
         if opened.recovered:
             self.snapshot()  # the one of the epoch before does not count any more
@@ -302,13 +293,15 @@ class CheckpointStore:
         They do not come back after a restart either, once the writer thread has written that down: it does so
         next, and before any record that is put from now on (see `block_zero.py`).
         """
-        for entry in list(self._index):
-            self._in_flight.drop(entry, reason)
-        for ticket in self._reads:
-            ticket.cleared = True
-        if not self._intake.quarantined:
-            self._block_zero.expire(self._intake.newest + 1)
-            self._writer.do(self._block_zero.settle)
+        self._clearing.clear(reason)
+
+    def purge(self, namespace: bytes | None) -> int:
+        """Drop every entry of `namespace` (None: of all) and erase its records from the disk; return how many were
+        in the index. The writer thread erases them next, also what an earlier run left: see `stats().purges`.
+        """
+        dropped = self._clearing.purge(namespace)
+        self.snapshot()
+        return dropped
 
     def quarantine(self) -> None:
         """Use and write nothing any more. What is on the disk stays, to be looked at: see `quarantine.py`."""
@@ -397,4 +390,5 @@ class CheckpointStore:
             breaker_open=self._breaker.is_open,
             direct_io=self._disk.direct,
             writes=self.admission.stats(self._writes),
+            purges=self._clearing.stats(),
         )
