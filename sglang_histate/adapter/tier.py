@@ -26,11 +26,11 @@ from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutRes
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_S = 60.0
-"""How often the order of use is written down for a restart; losing a minute of it costs ranking only."""
+TIME_STEPS = 16
+"""Steps with nothing under way after which the ranks agree on the time, as long as write limits wait for it."""
 
 SNAPSHOT_S = 60.0
-"""Between two snapshots of the order of use and of the bytes written today: what a crash may lose of them."""
+"""How often the order of use and the bytes written today are written down: what a crash may lose of them."""
 
 
 class SsdTier:
@@ -64,7 +64,7 @@ class SsdTier:
         self._captures: deque[ForwardCapture] = deque()
         self._deaths_seen = 0
         self._time = AgreedTime()
-        self._snapshot_s = 0.0
+        self._quiet_steps = 0
         self._snapshot_s = 0.0  # when the last one was taken
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
@@ -117,14 +117,13 @@ class SsdTier:
             self._deaths_seen = self.core.deaths
             self.fault_ins.version += 1
         if not (
-            self._captures
-            or self.output_ends
-            or self.store.outstanding
-            or self.store.admission.waits_for_time
-            or self.kv_spill
-            or self.fault_ins
+            self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
         ):
-            return
+            # Only the time could change something, and a step in which nothing else happens should not cost a message.
+            self._quiet_steps += self.store.admission.waits_for_time
+            if self._quiet_steps < TIME_STEPS:
+                return
+        self._quiet_steps = 0
         if len(self.fault_ins):
             # A scheduler that spins while a request waits would keep the reader threads from the GIL.
             time.sleep(0)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_histate.adapter import tier
 from sglang_histate.adapter.agreed_time import AgreedTime, agree_on_written
 from sglang_histate.adapter.counters import Drop
 from sglang_histate.adapter.page_keys import PageKeys
@@ -24,14 +25,19 @@ MAMBA = ComponentType.MAMBA
 NOW = 1_700_000_000.0
 
 
+@pytest.fixture(autouse=True)
+def time_in_each_step(monkeypatch) -> None:
+    monkeypatch.setattr(tier, "TIME_STEPS", 1)
+
+
 class Clock:
     """Seconds that only a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
-    def of(self, tier) -> Clock:
-        tier._time = AgreedTime(wall=lambda: NOW, monotonic=lambda: self.now_s)
+    def of(self, one) -> Clock:
+        one._time = AgreedTime(wall=lambda: NOW, monotonic=lambda: self.now_s)
         return self
 
 
@@ -44,7 +50,7 @@ def size_of(rank: Rank) -> int:
     return rank.store.layout.transfer_bytes(RecordKind.CHECKPOINT, 0)
 
 
-def test_a_rate_of_nothing_captures_nothing(monkeypatch) -> None:
+def test_a_rate_of_nothing_captures_nothing() -> None:
     rank, _ = ranked(bytes_per_s=0)
     assert rank.prefill(request(tokens((1, 1000))), 0, 1000) is None, "nothing is copied from the device"
     assert rank.counters.dropped[Drop.REFUSED] == 4 and rank.counters.planned == 0
@@ -269,19 +275,21 @@ def test_a_request_that_is_computed_again_is_captured_again() -> None:
     rank.store.close()
 
 
-def test_the_time_is_asked_for_only_while_it_changes_something() -> None:
+def test_the_time_is_asked_for_only_while_it_changes_something(monkeypatch) -> None:
+    monkeypatch.setattr(tier, "TIME_STEPS", 3)
     rank, clock = ranked(bytes_per_s=1 << 30)
     calls = []
     rank.tier._agreement = SimpleNamespace(minimum=lambda values: calls.append(1) or list(values))
     rank.prefill(request(tokens((1, 600))), 0, 600)
     rank.drain()
     del calls[:]
-    rank.tier.tick()
-    assert len(calls) == 1, "the bucket is not full"
+    for expected in (0, 0, 1, 1, 1, 2):
+        rank.tier.tick()
+        assert len(calls) == expected, "the bucket is not full, but that can wait for some steps"
     clock.now_s += 60.0
-    rank.tier.tick()
-    rank.tier.tick()
-    assert len(calls) == 2
+    for expected in (2, 2, 3, 3, 3, 3, 3, 3):
+        rank.tier.tick()
+        assert len(calls) == expected
     rank.store.close()
 
 
