@@ -65,16 +65,17 @@ class RecoveryReport:
 
 @dataclass(frozen=True)
 class Opened:
-    """A file that a store can work with. `recovered`: least recently used first, the same on every rank."""
+    """A file that a store can work with. `recovered`: least recently used first, the same on every rank.
+
+    `written`: the last day (since 1970) in which something was written, and how many bytes; may differ by rank.
+    """
 
     disk: Disk
     block_zero: BlockZero
     snapshots: SnapshotFile | None
     epoch: int
     recovered: list[Recovered]
-    written: tuple[
-        int, int
-    ]  # the last day in which something was written, and how many bytes; may differ by rank
+    written: tuple[int, int]
     report: RecoveryReport
 
 
