@@ -1,0 +1,1 @@
+"""What encoding checkpoints on the SSD does to states and answers."""
