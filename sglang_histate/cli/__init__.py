@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 import sglang_histate
-from sglang_histate.cli import doctor, patches
+from sglang_histate.cli import doctor, patches, store
 
-COMMANDS = (doctor, patches)
+COMMANDS = (doctor, patches, store)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,9 +10,12 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
-from .disk import lock
+from .disk import PosixDisk, lock
 from .layout import PAGE_BYTES
+from .probe import check_directory, make_private
 from .reasons import StoreError
 from .survey import SlabFile
 
@@ -88,3 +91,27 @@ def write_zeros(fd: int, offset: int, size_bytes: int, progress: Callable[[int],
         os.posix_fadvise(fd, offset, count, os.POSIX_FADV_DONTNEED)
         offset += count
         progress(count)
+
+
+def plant(root: Path, like: SlabFile, size_bytes: int) -> None:
+    """Make an empty store below `root` for the model and rank of `like`, if there is none yet.
+
+    Raises:
+        StoreError: the directory or the size cannot be used.
+    """
+    assert like.superblock is not None and like.layout is not None
+    path = root / like.path.relative_to(like.root)
+    if path.exists():
+        return
+    count = like.layout.slab_count(size_bytes)
+    check_directory(root, size_bytes, slab_bytes=like.layout.slab_bytes, store_file=path)
+    make_private(path.parent.parent)
+    make_private(path.parent)
+    disk = PosixDisk.open(path)
+    try:
+        disk.preallocate(like.layout.file_bytes(count))
+        block = replace(like.superblock, slab_count=count, epoch=0, oldest_valid=0, clean=True).pack()
+        disk.write_at([memoryview(block)], 0)
+        disk.sync()
+    finally:
+        disk.close()

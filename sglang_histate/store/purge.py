@@ -15,6 +15,7 @@ from .disk import PosixDisk, lock
 from .erase import Erased, erase
 from .layout import FORMAT_VERSION, SUPERBLOCK_BYTES, Fingerprint
 from .private_files import open_below
+from .quarantine import QUARANTINE_FILE
 from .reasons import StoreError
 from .snapshot import SNAPSHOT_FILE, Snapshot, SnapshotFile
 from .survey import FileState, SlabFile
@@ -47,7 +48,7 @@ def purge_all(file: SlabFile, *, overwrite: bool, progress: Progress) -> int:
         os.pwrite(file.fd, bytes(SUPERBLOCK_BYTES), 0)
         os.fdatasync(file.fd)
         # The lock is held to the end: a server that starts now gets a new file, or the sentence that this one is in use.
-        for name in (SNAPSHOT_FILE, SNAPSHOT_FILE + ".tmp"):
+        for name in (SNAPSHOT_FILE, SNAPSHOT_FILE + ".tmp", QUARANTINE_FILE):
             file.path.with_name(name).unlink(missing_ok=True)
         file.path.unlink()
     except OSError as error:

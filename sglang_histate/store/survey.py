@@ -25,11 +25,12 @@ from .holder import lock_holder
 from .layout import FORMAT_VERSION, SUPERBLOCK_BYTES, Fingerprint, RecordLayout
 from .private_files import open_below
 from .probe import SLAB_FILE
+from .quarantine import QUARANTINE_FILE
 from .reasons import StoreError
 from .snapshot import SNAPSHOT_FILE
 
 _FINGERPRINT_NAME = re.compile(r"[0-9a-f]{16}")
-_OWN_FILES = frozenset({SLAB_FILE, SNAPSHOT_FILE, SNAPSHOT_FILE + ".tmp"})
+_OWN_FILES = frozenset({SLAB_FILE, SNAPSHOT_FILE, SNAPSHOT_FILE + ".tmp", QUARANTINE_FILE})
 _THREADS = 16
 _BATCH = 1024
 
