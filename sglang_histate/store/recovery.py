@@ -201,7 +201,10 @@ def restorable(entries: Sequence[Recovered]) -> Restorable:
         for entry in entries
         if entry.kind is RecordKind.CHECKPOINT and chains.use(entry.key, entry.namespace)
     ]
-    return Restorable(checkpoints, [extent for at, extent in enumerate(extents) if chains.needs(at)])
+    needed = chains.needed()
+    # Of an extent that has needed pages, the first is one of them.
+    used = [extent for extent in extents if extent.page_keys[0] in needed.get(extent.namespace, ())]
+    return Restorable(checkpoints, used)
 
 
 class _Chains:
@@ -209,11 +212,11 @@ class _Chains:
 
     def __init__(self, extents: Sequence[Recovered]) -> None:
         self._extents = extents
-        self._holder: dict[
-            bytes, int
-        ] = {}  # page -> an extent with it: as good as any other, see `restorable`
+        # Namespace -> page -> an extent that has it. If there are several, each is as good: a page hash stands
+        # for its whole prefix, so the chains of all of them are whole, or none is.
+        self._holders: dict[bytes, dict[bytes, int]] = {}
         for at, extent in enumerate(extents):
-            self._holder.update(dict.fromkeys(extent.page_keys, at))
+            self._holders.setdefault(extent.namespace, {}).update(dict.fromkeys(extent.page_keys, at))
         self._whole: dict[int, bool] = {}  # extent -> its chain reaches the start of the sequence
         self._last_needed: dict[int, int] = {}  # extent -> its last page that a checkpoint needs
 
@@ -232,19 +235,16 @@ class _Chains:
             at = self._find(page, namespace)
         return True
 
-    def needs(self, at: int) -> bool:
-        """Return whether a checkpoint needs a page of this extent. If it needs any, it needs the first."""
-        extent = self._extents[at]
-        holder = at if at in self._last_needed else self._find(extent.page_keys[0], extent.namespace)
-        if holder is None or holder not in self._last_needed:
-            return False
-        if holder == at:
-            return True
-        return self._extents[holder].page_keys.index(extent.page_keys[0]) <= self._last_needed[holder]
+    def needed(self) -> dict[bytes, set[bytes]]:
+        """Return the pages that a checkpoint needs, by namespace."""
+        pages: dict[bytes, set[bytes]] = {}
+        for at, last in self._last_needed.items():
+            extent = self._extents[at]
+            pages.setdefault(extent.namespace, set()).update(extent.page_keys[: last + 1])
+        return pages
 
     def _find(self, page: bytes, namespace: bytes) -> int | None:
-        at = self._holder.get(page)
-        return at if at is not None and self._extents[at].namespace == namespace else None
+        return self._holders.get(namespace, {}).get(page)
 
     def _is_whole(self, at: int) -> bool:
         path, step, whole = [], at, False

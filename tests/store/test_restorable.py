@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_histate.store import NO_PARENT, LossReason, RecordKind, Recovered
@@ -71,6 +71,7 @@ def test_extents_that_overlap():
     check([extent("abcdef", 4), extent("abcd", 4), checkpoint("abcd")], "y y y")
     check([extent("abcdef", 3), extent("abcd", 4), checkpoint("abc")], "n y y")
     check([extent("abcd", 3), extent("abcd", 4), checkpoint("abcd")], "y y y")
+    check([extent("abcd", 4), extent("a", 1), checkpoint("ab")], "y y y")
 
 
 def test_tenants_do_not_complete_each_other():
@@ -108,12 +109,16 @@ def plain(entries: list[Recovered]) -> tuple[list[Recovered], list[Recovered]]:
 
 
 paths = st.text("ab", min_size=1, max_size=6)
+tenants = st.sampled_from([NO_NAMESPACE, NO_NAMESPACE, OTHER])
 entries = st.one_of(
-    paths.map(checkpoint),
-    paths.flatmap(lambda path: st.integers(1, len(path)).map(lambda pages: extent(path, pages))),
+    st.builds(checkpoint, paths, tenants),
+    st.builds(
+        lambda path, pages, who: extent(path, min(pages, len(path)), who), paths, st.integers(1, 6), tenants
+    ),
 )
 
 
+@settings(max_examples=400, deadline=None)
 @given(st.lists(entries, max_size=12))
 def test_against_a_plain_one(found):
     result = restorable(found)
