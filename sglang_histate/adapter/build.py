@@ -41,10 +41,13 @@ from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.saving import save_for_restart
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
+from sglang_histate.adapter.trust import Trust
+from sglang_histate.adapter.verification import Verification
 from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
 from sglang_histate.store import CheckpointStore, StoreError, WriteLimits
+from sglang_histate.store.opening import slab_file
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -121,10 +124,12 @@ def _start_tier(
         journal=journal,
     )
     agreement = RankAgreement(cache)
+    root = Path(config.ssd_dir)
+    rank_name = f"dp{dp_rank}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}"
     store = CheckpointStore.open(
-        root=Path(config.ssd_dir),
+        root=root,
         fingerprint=store_identity(ctx, layout, page_size),
-        rank_name=f"dp{dp_rank}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}",
+        rank_name=rank_name,
         size_bytes=config.ssd_size_bytes,
         layout=record,
         record_buffers=budget.record_buffers,
@@ -137,6 +142,7 @@ def _start_tier(
     )
     ranking.connect(store)
     agree_on_written(store, agreement)
+    trust = Trust(store, slab_file(root, store.fingerprint, rank_name).parent, agreement)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
@@ -184,6 +190,15 @@ def _start_tier(
         ),
         final_states=FinalStates(cache, store, slots),
         kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
+        verification=Verification(
+            rate=config.verify_rate,
+            store=store,
+            layout=layout,
+            trust=trust,
+            agreement=agreement,
+            counters=counters,
+            page_size=page_size,
+        ),
         agreement=agreement,
         cache=cache,
         counters=counters,

@@ -6,8 +6,10 @@ Only what must differ is overridden; KV, locks, matching and load-back are SGLan
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -36,16 +38,33 @@ class HiStateCache(UnifiedRadixCache):
 
     def request_arrived(self, req: Any) -> None:
         """Called when a request enters the waiting queue: start reading what it will need."""
-        if self.tier is not None:
+        if self.tier is not None and not self.tier.verification.arrived(req):
             self.tier.fault_ins.arrived(req)
 
     def request_ready(self, req: Any) -> bool:
         """Called before a waiting request is admitted. False: skip it in this step, a checkpoint is on its way."""
-        return self.tier is None or self.tier.fault_ins.ready(req)
+        if self.tier is None or self.tier.verification.trust.tree_doubted or self.tier.verification.owns(req):
+            return True
+        return self.tier.fault_ins.ready(req)
+
+    def scheduler_idle(self, scheduler: Any) -> None:
+        """Called in each step in which the scheduler found nothing to run."""
+        if self.tier is not None:
+            self.tier.verification.idle(scheduler)
+
+    def is_internal(self, req: Any) -> bool:
+        """Return whether nobody waits for an answer to `req`."""
+        return self.tier is not None and self.tier.verification.owns(req)
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        if self.tier is not None and self.tier.verification.trust.tree_doubted:
+            params = replace(params, key=params.key[:0])
+        return super().match_prefix(params)
 
     def release_aborted_request(self, request: Any) -> None:
         if self.tier is not None:
             self.tier.fault_ins.cancel(request)
+            self.tier.verification.gone(request)
         super().release_aborted_request(request)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:

@@ -29,6 +29,19 @@ class Miss(Enum):
     RETRIES = "gave_up_after_retries"
 
 
+class Unverified(Enum):
+    """Why a restored prefix that was to be checked was not."""
+
+    NEVER_IDLE = "never_idle"  # as many wait already as may
+    TOO_LONG = "prefix_too_long"
+    NOT_ONLY_TOKENS = "more_than_tokens"  # an adapter or images: the tokens alone do not give the state
+    RECORD_GONE = "checkpoint_gone"
+    READ_FAILED = "read_failed"
+    INTERRUPTED = "interrupted"  # by requests, each time that it was tried
+    NOT_ADMITTED = "not_admitted"  # the memory of the device did not suffice
+    CACHE_RESET = "cache_reset"
+
+
 class Counters:
     """Plain integers that only grow. Written on the scheduler thread only."""
 
@@ -47,6 +60,9 @@ class Counters:
         self.kv_spills_refused = 0
         self.kv_restores = 0
         self.kv_restored_pages = 0
+        self.verified = 0
+        self.mismatches = 0
+        self.unverified = {reason: 0 for reason in Unverified}
         self.dropped = {reason: 0 for reason in Drop}
         self.missed = {reason: 0 for reason in Miss}
         self.intervals: dict[int, int] = {}
@@ -73,6 +89,9 @@ class Counters:
             "kv_spills_refused_total": self.kv_spills_refused,
             "kv_restores_total": self.kv_restores,
             "kv_restored_pages_total": self.kv_restored_pages,
+            "verified_total": self.verified,
+            "verify_mismatches_total": self.mismatches,
+            "verify_skipped_total": {reason.value: n for reason, n in self.unverified.items()},
             "checkpoints_dropped_total": {reason.value: n for reason, n in self.dropped.items()},
             "ssd_misses_total": {reason.value: n for reason, n in self.missed.items()},
             "intervals_chosen_total": {str(interval): n for interval, n in sorted(self.intervals.items())},

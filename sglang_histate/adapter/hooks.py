@@ -97,6 +97,19 @@ def request_ready(tree_cache: Any, req: Any) -> bool:
     return True if ready is None else ready(req)
 
 
+def scheduler_idle(scheduler: Any) -> None:
+    """``Scheduler.on_idle``, first of all: time for what HiState does only then."""
+    idle = getattr(scheduler.tree_cache, "scheduler_idle", None)
+    if idle is not None:
+        idle(scheduler)
+
+
+def is_internal(tree_cache: Any, req: Any) -> bool:
+    """``Scheduler.send_abort_output``: whether nobody waits for an answer to `req`."""
+    internal = getattr(tree_cache, "is_internal", None)
+    return False if internal is None else internal(req)
+
+
 def add_cached_details(req: Any, details: dict[str, Any] | None) -> dict[str, Any] | None:
     """``get_cached_tokens_details``: how many of the cached tokens were resumed through an SSD checkpoint."""
     state = getattr(req, "histate", None)

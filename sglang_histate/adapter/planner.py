@@ -9,7 +9,7 @@ captured either.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
@@ -72,12 +72,15 @@ class CapturePlanner:
         if journal is not None:
             journal.choices(interval)
 
-    def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
-        """Return the capture for a batch that is about to extend, or None if there is nothing to take."""
+    def plan_batch(self, reqs: list[Any], more: Sequence[CaptureRow] = ()) -> ForwardCapture | None:
+        """Return the capture for a batch that is about to extend, or None if there is nothing to take.
+
+        `more` are rows that somebody else wants from the same forward pass.
+        """
         wanted: list[_Wanted] = []
         for batch_row, req in enumerate(reqs):
             wanted += self._positions(batch_row, req, state_of(req, self._page_size))
-        if not wanted:
+        if not wanted and not more:
             return None
         rows: list[CaptureRow] = []
         for one in self._fit(wanted):
@@ -91,6 +94,7 @@ class CapturePlanner:
                 refused = record not in (PutResult.NO_BUFFER, PutResult.CLOSED)
                 self._counters.drop(Drop.REFUSED if refused else Drop.NO_RECORD)
         self._counters.planned += len(rows)
+        rows += more
         return ForwardCapture(rows, self._layout, self._egress) if rows else None
 
     def _claim(self, one: _Wanted, before: int) -> Record | PutResult:
@@ -102,6 +106,8 @@ class CapturePlanner:
     def _positions(self, batch_row: int, req: Any, state: RequestState) -> list[_Wanted]:
         """Return the positions inside the request's next chunk that are not stored yet."""
         start, end = req.prefix_len, req.extend_end
+        if state.check is not None:
+            return []  # nobody will send this prompt
         if req.input_embeds is not None or req.positional_embed_overrides is not None:
             return []  # the token ids do not determine the state
         state.released = False

@@ -38,6 +38,7 @@ class RequestState:
         0  # the last checkpoint of the plan that is stored or was captured; where the plan starts before that
     )
     released: bool = False  # its KV beyond `placed` was given back without going into the tree
+    check: Any = None  # what it computes for the server itself, see `verification.py`
     plan_next: int = -1  # where the next chunk has to begin for the plan to stay valid
 
 

@@ -55,6 +55,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             # Only one rank answers; all of them run this in the same step.
             "ranks_agree": tree_cache.tier.ranks_agree(),
         },
+        "verification": tree_cache.tier.verification.as_json(),
         "inflight": {
             "records_free": stats.buffers_free,
             "records_total": stats.buffers_total,

@@ -22,6 +22,7 @@ from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import RankAgreement, finished_count
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.verification import Verification
 from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutResult
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class SsdTier:
         output_ends: OutputEnds,
         kv_spill: KvSpill,
         final_states: FinalStates,
+        verification: Verification,
         agreement: RankAgreement,
         counters: Counters,
         cache: Any,
@@ -57,6 +59,7 @@ class SsdTier:
         self.output_ends = output_ends
         self.kv_spill = kv_spill
         self.final_states = final_states
+        self.verification = verification
         self.counters = counters
         self._planner = planner
         self._agreement = agreement
@@ -70,8 +73,11 @@ class SsdTier:
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
         """Account for what the batch resumes from, and plan what its forward pass captures."""
         for req in reqs:
-            self.request_planned(req)
-        capture = self._planner.plan_batch(reqs)
+            if self.verification.trust.tree_doubted:
+                req.skip_radix_cache_insert = True  # an insert would hand it the KV that lies there
+            if not self.verification.owns(req):
+                self.request_planned(req)
+        capture = self._planner.plan_batch(reqs, self.verification.rows(reqs))
         if capture is not None:
             self._captures.append(capture)
             self.counters.forwards += 1
@@ -148,8 +154,9 @@ class SsdTier:
         # After the commits: a new write need not wait for those that have ended.
         for _ in range(captures):
             for row in self._captures.popleft().rows:
-                self._publish(row)
-                self.counters.captured += 1
+                if not self.verification.captured(row):
+                    self._publish(row)
+                    self.counters.captured += 1
         for end in ended:
             if end.record is not None:
                 if not end.refused:
@@ -173,7 +180,7 @@ class SsdTier:
             cut = len(write_ok)
             committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
             for ticket in committed.reads:
-                if not self.final_states.complete(ticket):
+                if not (self.final_states.complete(ticket) or self.verification.complete(ticket)):
                     self.fault_ins.complete(ticket)
 
     def _bury(self) -> None:
@@ -208,15 +215,18 @@ class SsdTier:
         self.kv_spill.reset()
         self.final_states.reset()
         self.fault_ins.reset()
+        self.verification.reset()
         self.store.clear()
 
     def land(self) -> None:
         """Take in what is under way between device, host and store, without asking the other ranks. For the end only."""
         self.store.admission.only_daily()
+        self.verification.reset()
         for capture in self._captures:
             capture.drain()
             for row in capture.rows:
-                self._publish(row)
+                if not self.verification.captured(row):
+                    self._publish(row)
         self._captures.clear()
         self.output_ends.drain()
         for end in self.output_ends.pop(len(self.output_ends)):
@@ -237,6 +247,7 @@ class SsdTier:
         """
         state = state_of(req, self._page_size)
         state.released = True
+        self.verification.gone(req.cache_request_handle)
         for key in [state.keys.known(position) for position in state.plan if position > state.placed]:
             entry = None if key is None else self.store.lookup(key)
             if (
@@ -279,3 +290,4 @@ class SsdTier:
             state.restored_from_ssd = req.prefix_len
             self.counters.restored_requests += 1
             self.counters.restored_tokens += req.prefix_len
+            self.verification.restored(req, req.prefix_len)

@@ -23,6 +23,8 @@ from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
+from sglang_histate.adapter.trust import Trust
+from sglang_histate.adapter.verification import Verification
 from sglang_histate.policy.interval import parse_interval
 from sglang_histate.store.faults import FaultyDisk
 from tests.store.fakes import FakeDisk
@@ -69,6 +71,7 @@ class Rank:
         disk=None,
         *,
         number: int = 0,
+        verify_rate: float = 0.0,
         buffers: int = 12,
         slabs: int = 24,
         limits=None,
@@ -126,6 +129,15 @@ class Rank:
             ),
             final_states=FinalStates(cache, self.store, self.engine.slots),
             kv_spill=KvSpill(cache, self.engine.ranking, self.store, self.engine.host_kv, self.counters),
+            verification=Verification(
+                rate=verify_rate,
+                store=self.store,
+                layout=layout,
+                trust=Trust(self.store, None, Alone()),
+                agreement=agreement,
+                counters=self.counters,
+                page_size=PAGE,
+            ),
             agreement=agreement,
             counters=self.counters,
             cache=cache,

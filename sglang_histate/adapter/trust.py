@@ -1,0 +1,77 @@
+"""Whether what the SSD has may be used. Trust is lost once and for all: a hit that is wrong is the worst there can be.
+
+A stored state that differs from what its tokens give was wrong before its sum was taken, or landed in the wrong place.
+Neither has anything to do with whose prompt it was, so the whole store goes: all ranks, all namespaces. What was
+computed from restored states lies in the tree under the same names as everything else, so the tree goes too: until the
+server is idle and can be flushed, nothing is taken from it and nothing is put in.
+
+After that the server serves from device and host. A note beside the slabs keeps the next run from using them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_histate.store import CheckpointStore
+from sglang_histate.store.quarantine import QUARANTINE_FILE, Quarantine, read_quarantine, write_quarantine
+
+logger = logging.getLogger(__name__)
+
+
+class Trust:
+    """Scheduler thread only. `folder` is where this rank's slabs lie, None in tests without files."""
+
+    def __init__(self, store: CheckpointStore, folder: Path | None, agreement: Any) -> None:
+        self._store = store
+        self._file = None if folder is None else folder / QUARANTINE_FILE
+        self.quarantine = None if self._file is None else read_quarantine(self._file)
+        # The tree may hold something that was computed from a wrong state.
+        self.tree_doubted = False
+        if agreement.minimum([-int(self.quarantine is not None)])[0] < 0:
+            self._begin(self.quarantine or Quarantine(time.time(), "another rank's store is in quarantine"))
+
+    def lose(self, why: str) -> None:
+        """Use nothing of the store any more. All ranks call it in the same step; `why` may differ."""
+        self.tree_doubted = True
+        if self.quarantine is None:
+            self._begin(Quarantine(time.time(), why))
+
+    def flushed(self) -> None:
+        """The tree is empty: what comes into it from now on was computed."""
+        self.tree_doubted = False
+
+    def _begin(self, quarantine: Quarantine) -> None:
+        self.quarantine = quarantine
+        self._store.quarantine()
+        where = "the store" if self._file is None else str(self._file.parent)
+        logger.critical(
+            "HISTATE ALARM: the SSD tier is in quarantine since %s and is neither read nor written: %s. Keep a copy of %s to "
+            "find out why; then stop the server and remove that directory, or name another --histate-ssd-dir.",
+            quarantine.since,
+            quarantine.why,
+            where,
+        )
+        if self._file is not None:
+            # A disk that hangs must not stop the scheduler, least of all now.
+            threading.Thread(target=self._note, args=(self._file, quarantine), name="histate-note").start()
+
+    @staticmethod
+    def _note(file: Path, quarantine: Quarantine) -> None:
+        try:
+            write_quarantine(file, quarantine)
+        except OSError as error:
+            logger.critical(
+                "HISTATE ALARM: %s could not be written (%s): a restart would not know", file, error
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        found = self.quarantine
+        return {
+            "quarantined": found is not None,
+            "quarantined_since": None if found is None else found.since,
+            "quarantine_reason": None if found is None else found.why,
+        }
