@@ -118,15 +118,17 @@ def add_cached_details(req: Any, details: dict[str, Any] | None) -> dict[str, An
     return {**details, "ssd_checkpoint": state.restored_from_ssd}
 
 
-def add_internal_state(scheduler: Any, state: dict[str, Any]) -> None:
-    """``get_internal_state``: HiState's own status under the key ``histate``."""
+def add_internal_state(scheduler: Any, state: dict[str, Any], request: Any) -> None:
+    """``get_internal_state``: HiState's own status under the key ``histate``, or what a purge of ours came to."""
+    from sglang_histate.adapter.purge import answer
     from sglang_histate.adapter.status import cache_status
 
-    state["histate"] = cache_status(scheduler.tree_cache)
+    purged = answer(scheduler.tree_cache, request.rid)
+    state["histate"] = cache_status(scheduler.tree_cache) if purged is None else purged
 
 
 def install_routes(app: Any) -> None:
-    """``http_server``: GET /histate/status."""
+    """``http_server``: GET /histate/status, POST /histate/purge."""
     from sglang_histate.adapter.status import install_routes as install
 
     install(app)

@@ -1,9 +1,16 @@
-"""GET /histate/status: configuration, tiers with bytes used and total, counters by reason. JSON."""
+"""GET /histate/status: configuration, tiers with bytes used and total, counters by reason. JSON.
+
+The route of `purge.py` is added here too: same rule of who may call it as for /flush_cache.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from sglang_histate.adapter import purge
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.device_pool import device_status
 from sglang_histate.adapter.host_status import host_status
@@ -107,6 +114,7 @@ def host_lock_count(tree_cache: Any) -> int:
 
 def install_routes(app: Any) -> None:
     """Add HiState's routes to SGLang's HTTP application."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     @app.get("/histate/status")
@@ -117,3 +125,21 @@ def install_routes(app: Any) -> None:
         states = await _global_state.tokenizer_manager.get_internal_state()
         ranks = [state.get("histate", {"enabled": False}) for state in states]
         return {"enabled": all(rank["enabled"] for rank in ranks), "ranks": ranks, **ranks[0]}
+
+    @app.post("/histate/purge")
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def histate_purge(request: Request) -> Response:
+        from sglang.srt.entrypoints.http_server import _global_state
+
+        manager = _global_state.tokenizer_manager
+
+        async def ask(rid: str) -> list[dict[str, Any]]:
+            manager.auto_create_handle_loop()
+            replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=rid))
+            return [reply.internal_state.get("histate", {"enabled": False}) for reply in replies]
+
+        try:
+            task = purge.task_of(await request.json())
+        except ValueError as error:  # also of a body that is no JSON
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse(await purge.run(ask, task))

@@ -116,7 +116,7 @@ class SsdTier:
 
     def tick(self) -> None:
         """Make visible what has finished on all ranks. Never waits."""
-        self._bury()
+        self.bury()
         self.kv_spill.plan()
         if self.core.deaths != self._deaths_seen:
             # KV that a waiting request found on the host may be on the SSD only by now: it has to look again.
@@ -183,7 +183,7 @@ class SsdTier:
                 if not (self.final_states.complete(ticket) or self.verification.complete(ticket)):
                     self.fault_ins.complete(ticket)
 
-    def _bury(self) -> None:
+    def bury(self) -> None:
         """Take out of the tree what neither device nor host has, nor the SSD any more."""
         lost = self.ranking.ssd.incomplete
         while lost:
@@ -192,6 +192,10 @@ class SsdTier:
                 node = self.core.node_by_id(node_id)
                 if self.core.is_dead(node):
                     self.core.remove_dead(node)
+
+    def on_all_ranks(self, values: list[int]) -> list[int]:
+        """Return the smallest of each over the ranks. Every rank must call it in the same step."""
+        return self._agreement.minimum(values)
 
     def ranks_agree(self) -> bool:
         """Return whether all ranks have evicted the same so far. Every rank must call it in the same step."""
