@@ -1,7 +1,7 @@
 """Opening what lies below a store's root without ever following a link or touching somebody else's file.
 
-Used by tools that look at a store from outside; the running store has its own ways (`disk.py`, `snapshot.py`)
-with the same rules. The root itself may be a link: its name comes from the operator.
+`open_below` is for tools that look at a store from outside; the slab file of a running store is opened in `disk.py`, by
+the same rules. The root itself may be a link: its name comes from the operator.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ def open_below(root: Path, file: Path, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def read_own(path: Path) -> bytes:
+    """Return what is in a small file of this user, which may not be a link.
+
+    Raises:
+        OSError: it is not there, cannot be read, or is something else.
+    """
+    fd = os.open(path, os.O_RDONLY | _ALWAYS)
+    with os.fdopen(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "not a file of this user", str(path))
+        return file.read()
 
 
 def _open(path: Path, flags: int, name: str | None = None, directory: int | None = None) -> int:

@@ -118,7 +118,7 @@ def check_directory(
 
 
 def make_private(path: Path) -> None:
-    """Create a directory (0700) below the root, or refuse one that somebody else could write.
+    """Create a directory below the root, or refuse one that somebody else could write. It is 0700 then.
 
     Raises:
         StoreError: it is a link, not a directory, foreign, or group- or world-writable.
@@ -135,6 +135,8 @@ def make_private(path: Path) -> None:
             f"--histate-ssd-dir: {path} must be a directory of user {os.geteuid()} that no one else can "
             "write: remove it"
         )
+    if stat.S_IMODE(facts.st_mode) != 0o700:
+        path.chmod(0o700)  # an older directory or an unusual umask
 
 
 def _create_or_check_kind(path: Path, where: str) -> None:

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .private_files import read_own
+
 QUARANTINE_FILE = "quarantined.json"
 
 
@@ -31,7 +33,7 @@ class Quarantine:
 def read_quarantine(file: Path) -> Quarantine | None:
     """Return what `file` says, None if there is no such file. One that cannot be read or understood counts as well."""
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(read_own(file))
         return Quarantine(float(found["since_s"]), str(found["why"]))
     except FileNotFoundError:
         return None
@@ -52,10 +54,11 @@ def write_quarantine(file: Path, quarantine: Quarantine) -> None:
     except FileExistsError:
         return
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        os.fchmod(out.fileno(), 0o600)
         out.write(text + "\n")
         out.flush()
         os.fsync(out.fileno())
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:

@@ -30,6 +30,7 @@ import xxhash
 
 from .kinds import Key, RecordKind
 from .layout import KEY_BYTES, Fingerprint
+from .private_files import read_own
 from .recovery import Recovered
 
 SNAPSHOT_FILE = "stats.snap"
@@ -96,14 +97,9 @@ class SnapshotFile:
         """Return the snapshot, or why there is none. A half-written one goes."""
         try:
             self._aside.unlink(missing_ok=True)
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            content = read_own(self.path)
         except FileNotFoundError:
             return SnapshotState.MISSING
-        except OSError:
-            return SnapshotState.UNREADABLE
-        try:
-            with os.fdopen(fd, "rb") as file:
-                content = file.read()
         except OSError:
             return SnapshotState.UNREADABLE
         return Snapshot.parse(content, fingerprint)
@@ -121,7 +117,7 @@ class SnapshotFile:
             file.flush()
             os.fsync(file.fileno())
         os.rename(self._aside, self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.fsync(directory)
         finally:
