@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,8 @@ from typing import Protocol
 from sglang_histate.sizes import format_size
 
 from .reasons import StoreError
+
+_LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.02
 
 
 class Disk(Protocol):
@@ -142,7 +145,7 @@ def lock(fd: int, path: Path) -> None:
         StoreError: another process holds it.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(fd)
     except BlockingIOError as error:
         raise StoreError(
             f"--histate-ssd-dir: {path} is in use by another process: stop that process "
@@ -152,6 +155,17 @@ def lock(fd: int, path: Path) -> None:
         raise StoreError(
             f"--histate-ssd-dir: {path} cannot be locked ({error.strerror}): use a local file system"
         ) from error
+
+
+def _flock(fd: int) -> None:
+    """Take the lock. Who only looks whether somebody has it (`holder.py`) has it for a moment: that is waited for."""
+    for _ in range(_LOCK_TRIES - 1):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _check_file(fd: int, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -211,7 +212,11 @@ def test_who_holds_the_lock(root: Path, tmp_path: Path) -> None:
 
 def test_looking_does_not_keep_a_server_out(root: Path) -> None:
     filled(root).close()
-    with only(root):
+    with only(root) as file:
+        open_store(root, slabs=8).close()
+        # Caught in the moment of looking.
+        fcntl.flock(file.fd, fcntl.LOCK_SH)
+        threading.Timer(0.01, fcntl.flock, (file.fd, fcntl.LOCK_UN)).start()
         open_store(root, slabs=8).close()
 
 
