@@ -161,7 +161,7 @@ def fits(header: SlabHeader, layout: RecordLayout) -> bool:
         return False
     if header.kind is RecordKind.CHECKPOINT and header.parent != NO_PARENT:
         return False
-    n_parts = len(layout.part_bytes(header.kind, header.n_pages))
+    n_parts = header.n_pages or len(layout.segment_bytes)
     content_bytes = layout.content_bytes(header.kind, header.n_pages)
     return (len(header.part_sums), header.content_bytes) == (n_parts, content_bytes)
 
