@@ -36,15 +36,15 @@ def erase(
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Erased:
-    """Erase what is of `namespace` (None: everything), and every header that is torn: it may have been.
+    """Erase what is of `namespace` (None: everything), and every header that is torn or cannot be read: it may have been.
 
     Records that an older run left and that count for nothing any more are erased too. `overwrite` writes zeros over
     whole slabs. It is on the disk when this returns. `progress(1)` hears of each slab.
 
     Raises:
-        OSError: a slab could not be read or written; others may have been erased.
+        OSError: some slabs could not be written; all others are done.
     """
-    records, kept = 0, set()
+    records, failed, kept = 0, 0, set()
     size = layout.slab_bytes if overwrite else layout.header_bytes
     image = memoryview(
         mmap.mmap(-1, max(size, layout.header_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -52,30 +52,45 @@ def erase(
     header = image[: layout.header_bytes]
     for slab in range(slab_count):
         offset = layout.slab_offset(slab)
-        if disk.read_at([header], offset) != layout.header_bytes:
-            raise OSError(f"slab {slab} could only be read in part")
-        found, goes = _judge(bytes(header), namespace)
+        found, goes = _judge(_read(disk, header, offset), namespace)
         if found is not None and not goes:
             kept.add(Key(found.key, found.kind))
         if goes:
             header[:] = bytes(len(header))
-            _write(disk, image[:size], offset)
-            records += 1
+            if _write(disk, image[:size], offset):
+                records += 1
+            else:
+                failed += 1
         progress(1)
     disk.sync()
+    if failed:
+        raise OSError(f"{failed} of {failed + records} records could not be erased")
     return Erased(records, frozenset(kept))
 
 
-def _judge(block: bytes, namespace: bytes | None) -> tuple[SlabHeader | None, bool]:
+def _read(disk: Disk, header: memoryview, offset: int) -> bytes | None:
+    try:
+        return bytes(header) if disk.read_at([header], offset) == len(header) else None
+    except OSError:
+        return None
+
+
+def _judge(block: bytes | None, namespace: bytes | None) -> tuple[SlabHeader | None, bool]:
     """Return the header in `block`, if it is one, and whether it goes."""
+    if block is None:
+        return None, True
     if version_of(block) != FORMAT_VERSION:
         return None, False
     found = SlabHeader.parse(block)
     return found, namespace is None or found is None or found.namespace == namespace
 
 
-def _write(disk: Disk, zeros: memoryview, offset: int) -> None:
-    for start in range(0, len(zeros), _PIECE_BYTES):
-        piece = zeros[start : start + _PIECE_BYTES]
-        if disk.write_at([piece], offset + start) != len(piece):
-            raise OSError("a slab could only be erased in part")
+def _write(disk: Disk, zeros: memoryview, offset: int) -> bool:
+    try:
+        for start in range(0, len(zeros), _PIECE_BYTES):
+            piece = zeros[start : start + _PIECE_BYTES]
+            if disk.write_at([piece], offset + start) != len(piece):
+                return False
+    except OSError:
+        return False
+    return True

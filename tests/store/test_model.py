@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sglang_histate.store import (
+    NO_NAMESPACE,
     NO_PARENT,
     DropReason,
     EntryState,
@@ -18,6 +19,7 @@ from sglang_histate.store import (
     PutResult,
     ReadTicket,
     RecordKind,
+    namespace_of,
 )
 
 from .conftest import (
@@ -34,6 +36,7 @@ from .conftest import (
 from .fakes import FakeDisk
 
 SLABS, BUFFERS = 3, 4
+NAMESPACES = (NO_NAMESPACE, namespace_of(None, "tenant"))
 KV = RecordKind.KV
 numbers = st.integers(0, 4)
 kinds = st.sampled_from(list(RecordKind))
@@ -67,6 +70,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.well_written: set[tuple[Key, int]] = set()  # of these, what the disk took without a fault
         self.sound: set[tuple[Key, int]] = set()  # and what was then committed; nothing has harmed it since
         self.cleared_upto = 0  # no generation up to this one may come back
+        self.purged: set[tuple[Key, int]] = set()  # nor any of these
         self.open_disk(Disk())
 
     def open_disk(self, disk: FakeDisk, slabs: int = SLABS, keep: bool = True) -> None:
@@ -106,6 +110,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(number=numbers, kind=kinds, n_pages=st.integers(1, LAYOUT.pages_per_extent))
     def put(self, number: int, kind: RecordKind, n_pages: int) -> None:
+        namespace = NAMESPACES[number % 2]
         record = self.store.acquire_record()
         if record is None:
             assert self.store.stats().buffers_free == 0
@@ -117,10 +122,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if kind is KV:
             fill_extent(record, n_pages, self.next_fill)
             names = page_keys(number, n_pages)
-            result = self.store.put_extent(names, 64 * number, record, parent=NO_PARENT)
+            result = self.store.put_extent(names, 64 * number, record, parent=NO_PARENT, namespace=namespace)
         else:
             record.payload[:] = self.next_fill
-            result = self.store.put(key(number), 64 * number, record)
+            result = self.store.put(key(number), 64 * number, record, namespace=namespace)
         assert (result is PutResult.ALREADY_STORED) == was_there
         if result is PutResult.STORED:
             name = Key(key(number), kind)
@@ -226,6 +231,19 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.sound.clear()
         self.well_written.clear()
 
+    @rule(namespace=st.sampled_from([None, *NAMESPACES]))
+    def purge(self, namespace: bytes | None) -> None:
+        self.disk.read_faults.clear()  # a header that cannot be read goes too, whoever's it is
+        well = not self.disk.write_faults
+        entries = [entry for entry in self.store.entries() if namespace in (None, entry.namespace)]
+        assert self.store.purge(namespace) == len(entries)
+        chores_done(self.store)
+        gone = {one for one in self.written if namespace in (None, NAMESPACES[one[0].hash[-1] % 2])}
+        if well:
+            self.purged |= gone
+        self.sound -= gone
+        self.well_written -= gone
+
     @rule(
         data=st.data(),
         sectors=st.none() | st.integers(0, SLAB // 512),
@@ -259,6 +277,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.cleared_upto, self.sound = newest, set()
         for entry in self.store.entries():
             assert entry.state is EntryState.LIVE and self.cleared_upto < entry.generation <= newest
+            assert (entry.name, entry.generation) not in self.purged
             self.content[entry.name] = self.written[entry.name, entry.generation]
             assert entry.n_pages == (self.content[entry.name][1] if entry.kind is KV else 0)
         self.sound = {one for one in self.sound if self.slab_of[one] < slabs}

@@ -116,9 +116,18 @@ def test_a_disk_that_refuses_is_counted(disk: FakeDisk, caplog) -> None:
     store.purge(ONE)
     chores_done(store)
     assert store.stats().purges.failed == 1 and not store.lookup(key(1))
+    assert bytes(disk.content).count(ONE) == 1, "the others are gone all the same"
     store.purge(ONE)
     chores_done(store)
-    assert (store.stats().purges.failed, store.stats().purges.erased) == (1, 4)
+    assert (store.stats().purges.failed, store.stats().purges.erased) == (1, 1)
+
+
+def test_a_header_that_cannot_be_read_goes_too(disk: FakeDisk) -> None:
+    store = filled(disk=disk)
+    disk.read_faults.append("eio")
+    store.purge(namespace_of(None, "nobody"))
+    chores_done(store)
+    assert store.stats().purges.erased == 1
 
 
 def test_the_scheduler_thread_never_waits(disk: FakeDisk) -> None:
