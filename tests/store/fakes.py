@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from sglang_histate.store.disk import FilePlace
+
 SECTOR_BYTES = 512
 
 
@@ -19,6 +21,7 @@ class FakeDisk:
     """
 
     direct = False
+    file_place = FilePlace.PRESENT
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -30,9 +33,12 @@ class FakeDisk:
         self.writes_allowed.set()
         self.reads_allowed.set()
         self.closed = False
+        self.size = 0
+        self.revived = 0
         self.largest_offset = 0
 
     def preallocate(self, size_bytes: int) -> None:
+        self.size = size_bytes
         del self.content[size_bytes:]
         self.content.extend(bytes(size_bytes - len(self.content)))
 
@@ -72,6 +78,11 @@ class FakeDisk:
         self.content[offset : offset + len(data)] = data
         self.largest_offset = max(self.largest_offset, offset + result)
         return result
+
+    def revive(self) -> None:
+        self.revived += 1
+        missing = self.size - len(self.content)
+        self.content.extend(bytes(max(0, missing)))
 
     def sync(self) -> None: ...
 
