@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sglang_histate.config import ConfigError, HiStateConfig, config_from_flags, flag_name, split_flags
 from sglang_histate.pool.limits import check_host_size
-from sglang_histate.store.probe import check_directory
+from sglang_histate.store.probe import check_roots
 from sglang_histate.store.reasons import StoreError
 from sglang_histate.upstream import UpstreamError, build_overlay, groups_for, overlay_env
 from sglang_histate.upstream.gpu import gpu_present
@@ -74,7 +74,11 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
     if enabled and not helping:
         config = config_from_flags(given)
         _check_host(config, rest)
-        check_directory(Path(config.ssd_dir), config.ssd_size_bytes)
+        check_roots(
+            [Path(path) for path in config.ssd_dirs],
+            config.ssd_size_bytes,
+            allow_any_filesystem=config.allow_any_filesystem,
+        )
         _check_policy_log(config.policy_log)
     gpu = gpu_present()
     overlay = build_overlay(groups_for(enabled, gpu))

@@ -29,7 +29,7 @@ def machine(monkeypatch, tmp_path):
 
         monkeypatch.setattr(launch_server, "gpu_present", lambda: gpu)
         monkeypatch.setattr(launch_server, "build_overlay", build)
-        monkeypatch.setattr(launch_server, "check_directory", lambda *_: None)
+        monkeypatch.setattr(launch_server, "check_roots", lambda *_, **__: None)
         return asked
 
     return choose
@@ -212,10 +212,10 @@ def test_cores_are_only_bound_for_several_ranks(machine) -> None:
 def test_the_directory_is_checked_before_anything_is_built(machine, monkeypatch) -> None:
     asked = machine(True)
 
-    def refuse(*_) -> None:
+    def refuse(*_, **__) -> None:
         raise StoreError("--histate-ssd-dir: no")
 
-    monkeypatch.setattr(launch_server, "check_directory", refuse)
+    monkeypatch.setattr(launch_server, "check_roots", refuse)
     with pytest.raises(StoreError):
         prepare(["--histate-ssd-dir", "/ssd"], {})
     assert asked == []

@@ -7,7 +7,7 @@ from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .namespaces import namespace_of
 from .opening import RecoveryReport
 from .operations import Committed, ReadTicket, WriteOutcome
-from .probe import DirectoryFacts, check_directory, probe_directory
+from .probe import DirectoryFacts, check_roots, probe_directory
 from .reasons import DropReason, MissReason, PutResult, StoreError
 from .records import Record
 from .recovery import LossReason, Recovered
@@ -39,7 +39,7 @@ __all__ = [
     "StoreStats",
     "WriteLimits",
     "WriteOutcome",
-    "check_directory",
+    "check_roots",
     "namespace_of",
     "probe_directory",
 ]

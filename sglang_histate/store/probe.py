@@ -1,33 +1,43 @@
 """Facts about a directory, and the reasons to refuse it before anything is written.
 
-`probe_directory` only looks (for `histate doctor`); `check_directory` decides (at start-up) and creates the
-directory if only the last part of its path is missing. The store never falls back to another place or a
-smaller size by itself.
+`probe_directory` only looks (for `histate doctor`); `check_roots` decides (at start-up) and creates a directory if
+only the last part of its path is missing. The store never falls back to another place or a smaller size by
+itself.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import stat
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_histate.sizes import format_size
 
-from .disk import lock
+from .file_lock import lock
 from .layout import PAGE_BYTES, SUPERBLOCK_BYTES
 from .reasons import StoreError
 
 SLAB_FILE = "slabs.dat"
-# Local disks are meant. Memory gains nothing, network file systems lock and cache by other rules, overlay
-# copies.
-UNSUITABLE_FILESYSTEMS = frozenset(
-    {"tmpfs", "ramfs", "nfs", "nfs4", "cifs", "smb3", "overlay", "9p", "fuse.sshfs"}
-)
+_log = logging.getLogger("sglang_histate.store")
+
+_MEMORY = "which is memory and no disk"
+_REMOTE = "which is no local disk: its locks and its cache follow other rules, and it may hang"
+_LAYERS = "which copies files between layers"
+# Local disks are meant. Names as in /proc/self/mountinfo.
+UNSUITABLE_FILESYSTEMS: dict[str, str] = {
+    **dict.fromkeys(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs"), _MEMORY),
+    **dict.fromkeys(("overlay", "aufs", "fuse.fuse-overlayfs", "squashfs"), _LAYERS),
+    **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "virtiofs", "vboxsf"), _REMOTE),
+    **dict.fromkeys(("ceph", "fuse.ceph", "fuse.glusterfs", "lustre", "beegfs", "gpfs"), _REMOTE),
+    **dict.fromkeys(("fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.grpcfuse"), _REMOTE),
+}
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,12 @@ def probe_directory(path: Path) -> DirectoryFacts:
         OSError: there is no such directory.
     """
     facts = path.stat()
-    writable, direct_io = _try_writing(path)
+    error, direct_io = _try_writing(path)
     return DirectoryFacts(
         path=path,
         filesystem=_filesystem(facts.st_dev, path),
         direct_io=direct_io,
-        writable=writable,
+        writable=error is None,
         free_bytes=_free_bytes(path),
         owner_uid=facts.st_uid,
         mode=stat.S_IMODE(facts.st_mode),
@@ -69,25 +79,67 @@ def probe_directory(path: Path) -> DirectoryFacts:
     )
 
 
-def check_directory(
-    path: Path, size_bytes: int, *, slab_bytes: int | None = None, store_file: Path | None = None
+def check_roots(
+    roots: Sequence[Path],
+    size_bytes: int,
+    *,
+    slab_bytes: int | None = None,
+    store_files: Sequence[Path] | None = None,
+    allow_any_filesystem: bool = False,
 ) -> None:
-    """Refuse a directory that cannot hold a store of `size_bytes`; create it (0700) if its parent exists.
+    """Refuse directories that cannot hold a store of `size_bytes` in equal shares; create those that are missing.
 
-    `slab_bytes` adds the check that at least two slabs fit. `store_file` names the slab file that will be
-    used: its blocks count as free, and a process that holds it is reported. Without it the blocks of all slab
-    files count as free.
+    `slab_bytes` adds the check that at least two slabs fit, and one in each root. `store_files` names the slab
+    file in each root that will be used: its blocks count as free, and a process that holds it is reported.
+    Without it the blocks of all slab files count as free.
 
     Raises:
         StoreError: with one sentence that names the flag, the value and the way out.
     """
-    where = f"--histate-ssd-dir {path}"
-    if slab_bytes is not None and size_bytes < SUPERBLOCK_BYTES + 2 * slab_bytes:
-        least = SUPERBLOCK_BYTES + 2 * slab_bytes
+    assert roots, "at least one root"
+    if slab_bytes is not None:
+        _check_size(size_bytes, slab_bytes, len(roots))
+    devices: dict[int, list[Path]] = {}
+    places: dict[tuple[int, int], int] = {}
+    for number, root in enumerate(roots):
+        _check_directory(root, allow_any_filesystem)
+        facts = root.stat()
+        first = places.setdefault((facts.st_dev, facts.st_ino), number)
+        if first != number:
+            before = roots[first]
+            names = (
+                f"{before} twice" if before == root else f"{before} and {root}, which are the same directory"
+            )
+            raise StoreError(f"--histate-ssd-dir names {names}: give each directory once")
+        devices.setdefault(facts.st_dev, []).append(root)
+    for together in devices.values():
+        if len(together) > 1:
+            _log.warning(
+                "--histate-ssd-dir: %s are on one file system: more directories make no disk faster or larger",
+                " and ".join(map(str, together)),
+            )
+        # Before the model is known any slab file here may be the one that is used again.
+        own_files: Iterable[Path] = store_files or [
+            file for root in together for file in root.glob(f"*/*/{SLAB_FILE}")
+        ]
+        _check_room(together, len(roots), size_bytes, own_files)
+    for file in store_files or ():
+        _refuse_locked(file)
+
+
+def _check_size(size_bytes: int, slab_bytes: int, n_roots: int) -> None:
+    slabs = max(2, n_roots)
+    least = n_roots * SUPERBLOCK_BYTES + slabs * slab_bytes
+    if size_bytes < least:
+        what = "two checkpoints" if n_roots <= 2 else f"a checkpoint in each of {n_roots} directories"
         raise StoreError(
-            f"--histate-ssd-size {format_size(size_bytes)} is too small: two checkpoints of this model need "
-            f"{format_size(least)} ({least} bytes); give at least that much"
+            f"--histate-ssd-size {format_size(size_bytes)} is too small for {what} of this model: "
+            f"give at least {format_size(least)} ({least} bytes)"
         )
+
+
+def _check_directory(path: Path, allow_any_filesystem: bool) -> None:
+    where = f"--histate-ssd-dir {path}"
     _create_or_check_kind(path, where)
     facts = path.stat()
     if facts.st_uid != os.geteuid():
@@ -100,21 +152,38 @@ def check_directory(
             f"{where} may be written by other users (mode {stat.S_IMODE(facts.st_mode):04o}): "
             f"run chmod 700 {path}"
         )
-    if not _try_writing(path)[0]:
+    filesystem = _filesystem(facts.st_dev, path)
+    why_not = UNSUITABLE_FILESYSTEMS.get(filesystem)
+    if why_not is not None and not allow_any_filesystem:
         raise StoreError(
-            f"{where} is not writable: check permissions and mount options or use another directory"
+            f"{where} is on {filesystem}, {why_not}; "
+            "use a directory on a local disk, or add --histate-allow-any-filesystem"
         )
-    # Before the model is known any slab file here may be the one that is used again; `store_file` decides later.
-    own_files = [store_file] if store_file is not None else path.glob(f"*/*/{SLAB_FILE}")
-    own_bytes = sum(_allocated_bytes(file) for file in own_files)
-    free_bytes = _free_bytes(path) + own_bytes
-    if free_bytes < size_bytes:
+    if why_not is not None:
+        _log.warning("%s is on %s, %s", where, filesystem, why_not)
+    error, _ = _try_writing(path)
+    if error is not None and error.errno == errno.EROFS:
+        raise StoreError(f"{where} is mounted read-only: mount it for writing or use another directory")
+    if error is not None:
         raise StoreError(
-            f"{where} has {format_size(free_bytes)} free, --histate-ssd-size {format_size(size_bytes)} does "
-            "not fit: free some space (stores of other models may lie there) or lower the size"
+            f"{where} is not writable ({error.strerror}): check its permissions or use another directory"
         )
-    if store_file is not None:
-        _refuse_locked(store_file)
+
+
+def _check_room(roots: Sequence[Path], n_roots: int, size_bytes: int, own_files: Iterable[Path]) -> None:
+    """`roots`: those of `n_roots` that share one file system."""
+    mine = [file for file in own_files if any(root in file.parents for root in roots)]
+    free_bytes = _free_bytes(roots[0]) + sum(map(_allocated_bytes, mine))
+    needed_bytes = size_bytes * len(roots) // n_roots
+    if free_bytes >= needed_bytes:
+        return
+    wanted = f"--histate-ssd-size {format_size(size_bytes)}"
+    if len(roots) < n_roots:
+        wanted = f"its share {format_size(needed_bytes)} of {wanted}"
+    raise StoreError(
+        f"--histate-ssd-dir {','.join(map(str, roots))} has {format_size(free_bytes)} free, {wanted} does "
+        "not fit: free some space (stores of other models may lie there) or lower the size"
+    )
 
 
 def make_private(path: Path) -> None:
@@ -141,9 +210,13 @@ def make_private(path: Path) -> None:
 
 def _create_or_check_kind(path: Path, where: str) -> None:
     try:
+        if path.is_symlink():
+            raise StoreError(
+                f"{where} is a symbolic link, which could lead elsewhere next time: give {path.resolve()} itself"
+            )
         if path.is_dir():
             return
-        if path.exists() or path.is_symlink():
+        if path.exists():
             raise StoreError(f"{where} is not a directory: remove it or use another path")
         if not path.parent.is_dir():
             raise StoreError(
@@ -158,25 +231,26 @@ def _create_or_check_kind(path: Path, where: str) -> None:
         ) from error
 
 
-def _try_writing(path: Path) -> tuple[bool, bool]:
-    """Return (a file can be written there, O_DIRECT works there)."""
+def _try_writing(path: Path) -> tuple[OSError | None, bool]:
+    """Return (why no file can be written there or None, O_DIRECT works there)."""
     try:
         fd, name = tempfile.mkstemp(prefix=".histate-probe-", dir=path)
-    except OSError:
-        return False, False
+    except OSError as error:
+        return error, False
     try:
         page = mmap.mmap(-1, PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
             if os.pwritev(fd, [page], 0) != PAGE_BYTES:
-                return False, False
+                return OSError(errno.EIO, "a write stopped half-way"), False
         except OSError as error:
-            return error.errno == errno.ENOSPC, False  # a full disk is writable; its size is checked apart
+            # A full disk is writable; its size is checked apart.
+            return (None if error.errno == errno.ENOSPC else error), False
         try:
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
             whole = os.pwritev(fd, [page], 0) == PAGE_BYTES == os.preadv(fd, [page], 0)
         except OSError:
             whole = False
-        return True, whole
+        return None, whole
     finally:
         os.close(fd)
         os.unlink(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .disk import PosixDisk, lock
 from .layout import PAGE_BYTES
-from .probe import check_directory, make_private
+from .probe import check_roots, make_private
 from .reasons import StoreError
 from .survey import SlabFile
 
@@ -104,7 +104,13 @@ def plant(root: Path, like: SlabFile, size_bytes: int) -> None:
     if path.exists():
         return
     count = like.layout.slab_count(size_bytes)
-    check_directory(root, size_bytes, slab_bytes=like.layout.slab_bytes, store_file=path)
+    check_roots(
+        [root],
+        size_bytes,
+        slab_bytes=like.layout.slab_bytes,
+        store_files=[path],
+        allow_any_filesystem=True,  # it was allowed when the store was made
+    )
     make_private(path.parent.parent)
     make_private(path.parent)
     disk = PosixDisk.open(path)
