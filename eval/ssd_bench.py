@@ -111,13 +111,13 @@ def opened(path: Path, slabs: int) -> tuple[CheckpointStore, Start]:
     direct = disk.enable_direct(page, [record.image for record in pool.records])
     started, cpu_started = perf_counter(), process_time()
     store = CheckpointStore.open(
-        root=path.parent,
+        roots=[path.parent],
         fingerprint=IDENTITY,
         rank_name="tp0of1-pp0of1",
         size_bytes=LAYOUT.file_bytes(slabs),
         layout=LAYOUT,
         record_buffers=1,
-        disk=disk,
+        disks=[disk],
         snapshots=SnapshotFile(path.with_name("stats.snap")),
     )
     start = Start(perf_counter() - started, process_time() - cpu_started, direct)

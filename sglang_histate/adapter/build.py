@@ -124,13 +124,14 @@ def _start_tier(
         journal=journal,
     )
     agreement = RankAgreement(cache)
-    root = Path(config.ssd_dir)
+    roots = [Path(path) for path in config.ssd_dirs]
     rank_name = f"dp{dp_rank}-tp{ctx.tp_rank}of{ctx.tp_size}-pp{parallel.pp_rank}of{parallel.pp_size}"
     store = CheckpointStore.open(
-        root=root,
+        roots=roots,
         fingerprint=store_identity(ctx, layout, page_size),
         rank_name=rank_name,
         size_bytes=config.ssd_size_bytes,
+        allow_any_filesystem=config.allow_any_filesystem,
         layout=record,
         record_buffers=budget.record_buffers,
         reader_threads=config.read_threads,
@@ -142,7 +143,7 @@ def _start_tier(
     )
     ranking.connect(store)
     agree_on_written(store, agreement)
-    trust = Trust(store, slab_file(root, store.fingerprint, rank_name).parent, agreement)
+    trust = Trust(store, slab_file(roots[0], store.fingerprint, rank_name).parent, agreement)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )

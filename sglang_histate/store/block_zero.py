@@ -1,4 +1,4 @@
-"""Block 0 of an open store: its epoch, which generations still count, and whether it was closed in order.
+"""Block 0 of each file of an open store: its epoch, which generations still count, and whether it was closed in order.
 
 Owns when the superblock is written; its bytes are in `blocks.py`. Everything before `oldest_valid` counts for
 nothing at the next open. That is how a store is emptied without a write to every slab:
@@ -17,7 +17,8 @@ import mmap
 
 from .blocks import Superblock
 from .disk import Disk
-from .layout import SUPERBLOCK_BYTES, Fingerprint, RecordLayout
+from .layout import SUPERBLOCK_BYTES, Fingerprint
+from .striping import Striping
 
 EVERYTHING = 2**64 - 1
 """As `oldest_valid`: no record counts."""
@@ -26,10 +27,12 @@ EVERYTHING = 2**64 - 1
 class BlockZero:
     """One thread at a time writes: the one that opens, then the writer thread, then the one that closes."""
 
-    def __init__(self, disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint) -> None:
+    def __init__(self, disk: Disk, striping: Striping, root: int, fingerprint: Fingerprint) -> None:
         self._disk = disk
-        self._layout = layout
-        self._slab_count = slab_count
+        self._layout = striping.layout
+        self._slab_count = striping.slabs_in(root)
+        self._root = root
+        self._n_roots = striping.n_roots
         self._fingerprint = fingerprint
         self._page = memoryview(mmap.mmap(-1, SUPERBLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._epoch = 0
@@ -97,4 +100,6 @@ class BlockZero:
             self._epoch,
             oldest_valid=oldest_valid,
             clean=clean,
+            root=self._root,
+            n_roots=self._n_roots,
         ).pack()

@@ -20,6 +20,8 @@ Owns the format (version 3), nothing else: no file, no buffer, no index. All int
                      88     8  bytes of a KV page, 0 without extents
                      96     8  oldest valid generation: what was written before it counts for nothing
                     104     4  1 after a shutdown in order, 0 while the store is open
+                    108     4  position of this file's directory in --histate-ssd-dir, from 0
+                    112     4  how many directories there are
                     504     8  xxh3-64 of all other bytes
                     512     n  fingerprint JSON, cut to 3584 bytes
 
@@ -74,7 +76,7 @@ from .layout import (
 
 _SUPERBLOCK_MAGIC = b"HISTATE\0"
 _SLAB_MAGIC = b"HISLAB\0\0"
-_SUPERBLOCK = struct.Struct("<8sII32sQQQQIIQQI")
+_SUPERBLOCK = struct.Struct("<8sII32sQQQQIIQQIII")
 _HEADER = struct.Struct("<8sIII4xQ32s32sQQQ16s16s")
 _SUM = struct.Struct("<Q")
 _SECTOR_BYTES = 512
@@ -98,6 +100,8 @@ class Superblock:
     fingerprint_json: bytes  # cut to the room there is
     oldest_valid: int = 0  # generation
     clean: bool = False
+    root: int = 0
+    n_roots: int = 1
 
     @classmethod
     def of(
@@ -109,6 +113,8 @@ class Superblock:
         *,
         oldest_valid: int = 0,
         clean: bool = False,
+        root: int = 0,
+        n_roots: int = 1,
     ) -> Superblock:
         text = fingerprint.canonical_json
         return cls(
@@ -124,15 +130,19 @@ class Superblock:
             fingerprint_json=text[:_JSON_ROOM_BYTES],
             oldest_valid=oldest_valid,
             clean=clean,
+            root=root,
+            n_roots=n_roots,
         )
 
     def is_of(self, layout: RecordLayout, fingerprint: Fingerprint) -> bool:
-        """Return whether it belongs to a store of this identity and layout, of whatever size."""
+        """Return whether it belongs to a store of this identity and layout, of whatever size and number of roots."""
         return (
             dataclasses.replace(
                 Superblock.of(layout, self.slab_count, fingerprint, self.epoch),
                 oldest_valid=self.oldest_valid,
                 clean=self.clean,
+                root=self.root,
+                n_roots=self.n_roots,
             )
             == self
         )
@@ -142,6 +152,7 @@ class Superblock:
             _SUPERBLOCK_MAGIC, FORMAT_VERSION, self.segment_count, self.fingerprint_sha256, self.slab_bytes,
             self.slab_count, self.payload_bytes, self.epoch, self.header_bytes, self.fingerprint_json_bytes,
             self.kv_page_bytes, self.oldest_valid, int(self.clean),
+            self.root, self.n_roots,
         )  # fmt: skip
         first = fixed.ljust(_SECTOR_BYTES - _SUM.size, b"\0")
         rest = self.fingerprint_json.ljust(_JSON_ROOM_BYTES, b"\0")
@@ -158,13 +169,15 @@ class Superblock:
             return None
         (
             _, version, segments, digest, slab, count, payload, epoch, header, text, kv_page, oldest, clean,
+            root, n_roots,
         ) = _SUPERBLOCK.unpack_from(block)  # fmt: skip
         if version != FORMAT_VERSION:
             return None
         stored = rest[: min(text, _JSON_ROOM_BYTES)]
         return cls(
-            digest, segments, slab, count, payload, epoch, header, kv_page, text, stored, oldest, clean == 1
-        )
+            digest, segments, slab, count, payload, epoch, header, kv_page, text, stored, oldest, clean == 1,
+            root, n_roots,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .admission import Admission
-from .breaker import Breaker
 from .in_flight import InFlight
 from .index import Entry
 from .kinds import Key, RecordKind
@@ -17,8 +16,8 @@ from .occupancy import Occupancy
 from .operations import WriteOperation
 from .reasons import DropReason, PutResult
 from .records import Record, RecordPool
+from .roots import Roots
 from .stats import KindCounters
-from .writer import Writer
 
 
 class Intake:
@@ -28,10 +27,9 @@ class Intake:
         records: RecordPool,
         occupancy: Occupancy,
         in_flight: InFlight,
-        breaker: Breaker,
+        roots: Roots,
         admission: Admission,
         layout: RecordLayout,
-        writer: Writer,
         counters: Mapping[RecordKind, KindCounters],
         clock: Callable[[], float],
     ) -> None:
@@ -40,10 +38,9 @@ class Intake:
         self._occupancy = occupancy
         self._in_flight = in_flight
         self._writes = in_flight.writes
-        self._breaker = breaker
+        self._roots = roots
         self._admission = admission
         self._layout = layout
-        self._writer = writer
         self._counters = counters
         self._clock = clock
         self._taken = 0
@@ -92,8 +89,8 @@ class Intake:
         if result is not PutResult.STORED:
             self.release(record)
             return result
-        slab = self._occupancy.slabs.acquire()
-        assert slab is not None
+        slab = self._occupancy.take_slab()
+        root = self._roots.of(slab)
         self._taken += 1
         entry = Entry(
             name.hash, name.kind, at_token, parent, page_keys, namespace, slab, self.newest, record=record
@@ -103,17 +100,17 @@ class Intake:
             entry, record, captured_at_us=int(self._clock() * 1e6), value=claim.value if claim else None
         )
         self._admission.submitted(operation, queued=len(self._writes) > 0)
+        operation.is_try = root.writes.begin()
         self._writes.submit(operation)
-        self._writer.submit(operation)
+        root.writer.submit(operation)
         self._occupancy.enter(entry)
         return result
 
     def _claim(self, name: Key, n_pages: int, value: float | None) -> Record | PutResult:
         if self.closed or self.quarantined:
             return PutResult.CLOSED if self.closed else PutResult.QUARANTINED
-        if (
-            not self._breaker.admits()
-        ):  # counts as a refused put; a put that was claimed before is asked again
+        if not self._roots.writable():
+            self._roots.put()  # as a put would; one that was claimed before is asked again
             return PutResult.BREAKER_OPEN
         if self._admission.crowded_out(self._writes, value) is PutResult.QUEUE_AGE:
             return PutResult.QUEUE_AGE
@@ -131,10 +128,13 @@ class Intake:
         """Decide about one put and make sure that a slab is free if the answer is STORED."""
         if self.closed or self.quarantined:
             return PutResult.CLOSED if self.closed else PutResult.QUARANTINED
-        if self._occupancy.index.get(name) is not None:
+        entry = self._occupancy.index.get(name)
+        if entry is not None and (entry.record is not None or self._roots.of(entry.slab).readable):
             self._occupancy.index.touch(name)
             return PutResult.ALREADY_STORED
-        if not self._breaker.admits():
+        is_open = not self._roots.writable()
+        self._roots.put()
+        if is_open:
             return PutResult.BREAKER_OPEN
         size_bytes = self._layout.transfer_bytes(name.kind, n_pages)
         if record.claim is None:
@@ -146,6 +146,8 @@ class Intake:
         crowded = self._admission.crowded_out(self._writes, record.claim.value)
         if isinstance(crowded, PutResult):
             return crowded
+        if entry is not None:
+            self._in_flight.drop(entry, DropReason.ROOT_DOWN)
         room = self._occupancy.make_room()
         if room is PutResult.STORED and crowded is not None:
             self._in_flight.drop(crowded.entry, DropReason.QUEUE_AGE)

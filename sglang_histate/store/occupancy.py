@@ -16,6 +16,7 @@ from .kinds import Key, RecordKind
 from .layout import RecordLayout
 from .reasons import DropReason, PutResult
 from .recovery import Recovered
+from .roots import Roots
 from .slabs import SlabPool
 from .stats import KindCounters
 
@@ -28,12 +29,12 @@ OnGone = Callable[[bytes, RecordKind, DropReason], None]
 
 
 class Occupancy:
-    """The records of one file. Without `choose_victim` the least recently used one of both kinds goes first."""
+    """The records of one store. Without `choose_victim` the least recently used one of both kinds goes first."""
 
     def __init__(
         self,
         layout: RecordLayout,
-        slab_count: int,
+        roots: Roots,
         counters: Mapping[RecordKind, KindCounters],
         events: EventLog,
         *,
@@ -42,7 +43,8 @@ class Occupancy:
         on_gone: OnGone | None,
     ) -> None:
         self.index = Index()
-        self.slabs = SlabPool(slab_count)
+        self.slabs = SlabPool(roots.striping.slab_count, roots.striping.n_roots)
+        self._roots = roots
         self._layout = layout
         self._counters = counters
         self._events = events
@@ -56,20 +58,36 @@ class Occupancy:
         return entry is not None and not entry.in_use
 
     def make_room(self) -> PutResult:
-        """Return STORED once a slab is free, which may cost a record its place; else why none can be."""
-        if self.slabs.free:
-            return PutResult.STORED
-        victim = self._choose_victim()
-        if victim is None:
-            return PutResult.NO_SLAB
-        entry = self.index.get(victim)
-        if entry is None or entry.in_use:
-            self._events.warn(
-                "victim", "the record chosen to make room is %s", "in use" if entry else "not in the index"
-            )
-            return PutResult.BAD_VICTIM
-        self.drop(entry, DropReason.EVICTED)
-        return PutResult.STORED
+        """Return STORED once a slab is free that may be written; else why none can be.
+
+        This may cost a record its place. Where a root takes no writes, its records go in their turn and the
+        next one makes room.
+        """
+        while True:
+            writable = self._roots.writable()
+            if not writable:
+                return PutResult.BREAKER_OPEN
+            if any(map(self.slabs.free_in, writable)):
+                return PutResult.STORED
+            victim = self._choose_victim()
+            if victim is None:
+                return PutResult.NO_SLAB
+            entry = self.index.get(victim)
+            if entry is None or entry.in_use:
+                self._events.warn(
+                    "victim",
+                    "the record chosen to make room is %s",
+                    "in use" if entry else "not in the index",
+                )
+                return PutResult.BAD_VICTIM
+            self.drop(entry, DropReason.EVICTED)
+
+    def take_slab(self) -> int:
+        """Take a slab, after `make_room` said STORED. A root that is to be tried again comes first."""
+        to_try = self._roots.to_try(self.slabs.free_in)
+        slab = self.slabs.acquire(self._roots.writable() if to_try is None else [to_try])
+        assert slab is not None
+        return slab
 
     def enter(self, entry: Entry) -> None:
         """Take `entry`, whose slab was acquired for it, into the index."""

@@ -1,4 +1,4 @@
-"""How a store gets hold of its file: check, create, lock, preallocate, O_DIRECT, recover, superblock.
+"""How a store gets hold of its files: check, create, lock, preallocate, O_DIRECT, recover, superblocks.
 
 Runs once, before the store has a thread. Whatever fails here ends in a `StoreError`; the store never opens
 half.
@@ -10,21 +10,24 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from .block_zero import BlockZero
+from .block_zero import EVERYTHING, BlockZero
 from .blocks import Superblock
 from .disk import Disk, PosixDisk
 from .faults import from_environment
 from .kinds import RecordKind
-from .layout import Fingerprint, RecordLayout, epoch_of, generation
-from .probe import SLAB_FILE, check_directory, make_private, probe_directory
+from .layout import Fingerprint, epoch_of, generation
+from .probe import SLAB_FILE, check_roots, make_private
 from .reasons import StoreError
 from .records import RecordPool
-from .recovery import Found, LossReason, Recovered, drop_duplicates, restorable, scan
-from .snapshot import SNAPSHOT_FILE, SnapshotFile, SnapshotState, by_last_use, load_snapshot
+from .recovery import Found, LossReason, Recovered, drop_duplicates, join, restorable, scan
+from .roots import RootFile
+from .snapshot import SNAPSHOT_FILE, SnapshotFile, SnapshotState, by_last_use, load_snapshots
+from .striping import Striping
 
 _log = logging.getLogger("sglang_histate.store")
 _RANK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -65,18 +68,33 @@ class RecoveryReport:
 
 @dataclass(frozen=True)
 class Opened:
-    """A file that a store can work with. `recovered`: least recently used first, the same on every rank.
+    """Files that a store can work with. `recovered`: least recently used first, the same on every rank.
 
     `written`: the last day (since 1970) in which something was written, and how many bytes; may differ by rank.
     """
 
-    disk: Disk
-    block_zero: BlockZero
+    files: tuple[RootFile, ...]  # one for each root
     snapshots: SnapshotFile | None
     epoch: int
     recovered: list[Recovered]
     written: tuple[int, int]
     report: RecoveryReport
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store lies: its directories, in order, and what is above the file of this rank in each of them.
+
+    `disks` take the place of the files in tests, and `snapshots` that of the file beside the first one; then no
+    directory is touched.
+    """
+
+    roots: Sequence[Path]
+    rank_name: str
+    size_bytes: int
+    allow_any_filesystem: bool = False
+    disks: Sequence[Disk] = ()
+    snapshots: SnapshotFile | None = None
 
 
 def slab_file(root: Path, fingerprint: Fingerprint, rank_name: str) -> Path:
@@ -90,94 +108,116 @@ def slab_file(root: Path, fingerprint: Fingerprint, rank_name: str) -> Path:
     return root / fingerprint.directory_name / rank_name / SLAB_FILE
 
 
-def open_file(
-    root: Path,
-    rank_name: str,
-    size_bytes: int,
-    layout: RecordLayout,
-    fingerprint: Fingerprint,
-    records: RecordPool,
-    rules: RecoveryRules,
-    disk: Disk | None = None,
-    snapshots: SnapshotFile | None = None,
+def open_files(
+    place: Place, striping: Striping, fingerprint: Fingerprint, records: RecordPool, rules: RecoveryRules
 ) -> Opened:
-    """Return the locked, preallocated file of this rank and what it holds. A given `disk` is that file.
+    """Return the locked, preallocated files of this rank and what they hold.
 
     Raises:
-        StoreError: see `check_directory` and `PosixDisk.open`; or block 0 cannot be read or written.
+        StoreError: see `check_roots` and `PosixDisk.open`; or block 0 cannot be read or written.
     """
-    slab_count = layout.slab_count(size_bytes)
-    if disk is not None:
-        disk.preallocate(layout.file_bytes(slab_count))
-        block_zero = BlockZero(disk, layout, slab_count, fingerprint)
-        return _take_over(
-            disk, _read(block_zero), block_zero, snapshots, slab_count, layout, fingerprint, rules
-        )
-    file = slab_file(root, fingerprint, rank_name)
-    check_directory(root, size_bytes, slab_bytes=layout.slab_bytes, store_file=file)
-    make_private(file.parent.parent)
-    make_private(file.parent)
-    raw = PosixDisk.open(file)
-    try:
-        raw.preallocate(layout.file_bytes(slab_count))
-        block_zero = BlockZero(raw, layout, slab_count, fingerprint)
-        found = _read(block_zero)
-        # The probe writes to block 0: what is there, or something by whose rule nothing in the file counts.
-        page = block_zero.page() if found is None else found.pack()
-        direct = raw.enable_direct(page, [record.image for record in records.records])
-        disk = from_environment(raw, rank_name, layout)
-        snapshots = SnapshotFile(file.with_name(SNAPSHOT_FILE))
-        opened = _take_over(disk, found, block_zero, snapshots, slab_count, layout, fingerprint, rules)
-    except BaseException:
-        raw.close()
-        raise
-    _report(root, file, slab_count, layout, direct)
+    if place.disks:
+        files = []
+        for number, disk in enumerate(place.disks):
+            disk.preallocate(striping.file_bytes(number))
+            block_zero = BlockZero(disk, striping, number, fingerprint)
+            files.append(RootFile(f"disk {number}", disk, block_zero))
+        found = [_read(file.block_zero) for file in files]
+        return _take_over(files, found, [place.snapshots], striping, fingerprint, rules)
+    paths = [slab_file(root, fingerprint, place.rank_name) for root in place.roots]
+    check_roots(
+        place.roots,
+        place.size_bytes,
+        slab_bytes=striping.layout.slab_bytes,
+        store_files=paths,
+        allow_any_filesystem=place.allow_any_filesystem,
+    )
+    with ExitStack() as stack:
+        files, found = [], []
+        for number, (root, path) in enumerate(zip(place.roots, paths, strict=True)):
+            make_private(path.parent.parent)
+            make_private(path.parent)
+            raw = PosixDisk.open(path)
+            stack.callback(raw.close)
+            raw.preallocate(striping.file_bytes(number))
+            block_zero = BlockZero(raw, striping, number, fingerprint)
+            superblock = _read(block_zero)
+            # The probe writes to block 0: what is there, or something by whose rule nothing in the file counts.
+            page = block_zero.page() if superblock is None else superblock.pack()
+            raw.enable_direct(page, [record.image for record in records.records])
+            _report(root, path, raw.direct, striping, number, superblock)
+            found.append(superblock)
+            files.append(
+                RootFile(
+                    str(root), from_environment(raw, place.rank_name, striping.layout, number), block_zero
+                )
+            )
+        snapshots = [SnapshotFile(path.with_name(SNAPSHOT_FILE)) for path in paths]
+        opened = _take_over(files, found, snapshots, striping, fingerprint, rules)
+        stack.pop_all()
     return opened
 
 
-def _report(root: Path, file: Path, slab_count: int, layout: RecordLayout, direct: bool) -> None:
+def _report(
+    root: Path, path: Path, direct: bool, striping: Striping, number: int, superblock: Superblock | None
+) -> None:
     _log.info(
         "%s: %d slabs of %d bytes, O_DIRECT %s",
-        file,
-        slab_count,
-        layout.slab_bytes,
+        path,
+        striping.slabs_in(number),
+        striping.layout.slab_bytes,
         "on" if direct else "off",
     )
-    filesystem = probe_directory(root)
-    if not filesystem.suitable:
-        _log.warning("--histate-ssd-dir %s is on %s, not on a local disk", root, filesystem.filesystem)
     if not direct:
         _log.warning(
-            "--histate-ssd-dir %s: O_DIRECT does not work there, reads go through the page cache", root
+            "--histate-ssd-dir %s: O_DIRECT does not work there, reads and writes go through the page cache",
+            root,
+        )
+    if superblock is not None and (superblock.root, superblock.n_roots) != (number, striping.n_roots):
+        # Not wrong: each file says by itself what is in it. But what is in a directory that is not given is away.
+        _log.info(
+            "--histate-ssd-dir %s was directory %d of %d before, now it is %d of %d",
+            root,
+            superblock.root + 1,
+            superblock.n_roots,
+            number + 1,
+            striping.n_roots,
         )
 
 
 def _take_over(
-    disk: Disk,
-    superblock: Superblock | None,
-    block_zero: BlockZero,
-    snapshots: SnapshotFile | None,
-    slab_count: int,
-    layout: RecordLayout,
+    files: Sequence[RootFile],
+    superblocks: Sequence[Superblock | None],
+    snapshots: Sequence[SnapshotFile | None],
+    striping: Striping,
     fingerprint: Fingerprint,
     rules: RecoveryRules,
 ) -> Opened:
-    """Recover what counts and begin a new epoch, above all that was ever seen in the file.
+    """Recover what counts and begin a new epoch, above all that was ever seen in the files.
 
-    The new superblock is written last: until then a crash changes nothing.
+    The new superblocks are written last: until then a crash changes nothing.
     """
     started = time.monotonic()
-    found = scan(disk, layout, slab_count, fingerprint)
-    epoch = 1 + max(0 if superblock is None else superblock.epoch, epoch_of(found.newest))
+    last_epoch = max(0 if superblock is None else superblock.epoch for superblock in superblocks)
+    parts = [
+        scan(file.disk, striping.layout, striping.slabs_in(number), fingerprint)
+        for number, file in enumerate(files)
+    ]
+    epoch = 1 + max(last_epoch, *(epoch_of(part.newest) for part in parts))
     if rules.agree_epoch is not None:
         epoch = max(epoch, rules.agree_epoch(epoch))
-    order, snapshot = load_snapshot(snapshots, fingerprint, 0 if superblock is None else superblock.epoch)
-    oldest_valid = _drop_invalid(found, superblock, slab_count, epoch, keep=rules.keep)
+    order, snapshot = load_snapshots(snapshots, fingerprint, last_epoch)
+    oldest_valid = _oldest_valid(superblocks, epoch, keep=rules.keep)
+    for number, (part, superblock) in enumerate(zip(parts, superblocks, strict=True)):
+        _drop_invalid(part, superblock, striping.slabs_in(number), oldest_valid, keep=rules.keep)
+    found = join(parts, striping)
+    drop_duplicates(found)
     mine = by_last_use(found.entries, snapshot if order is SnapshotState.USED else None)
     recovered = _agreed(found, mine, rules)
     if not rules.keep_unrestorable:
         recovered = _restorable(found, recovered)
-    _begin(disk, block_zero, epoch, oldest_valid)
+    for file in files:
+        _begin(file, epoch, oldest_valid)
     kinds = Counter(entry.kind for entry in recovered)
     report = RecoveryReport(
         checkpoints=kinds[RecordKind.CHECKPOINT],
@@ -185,27 +225,36 @@ def _take_over(
         seconds=time.monotonic() - started,
         losses=dict(found.losses),
         order=order,
-        clean=superblock is not None and superblock.clean,
+        clean=all(superblock is not None and superblock.clean for superblock in superblocks),
     )
     if recovered or found.losses:
         _log.info("%s", report)
     written = (0, 0) if snapshot is None else snapshot.written
-    return Opened(disk, block_zero, snapshots, epoch, recovered, written, report)
+    return Opened(tuple(files), snapshots[0], epoch, recovered, written, report)
+
+
+def _oldest_valid(superblocks: Sequence[Superblock | None], epoch: int, *, keep: bool) -> int:
+    """Return the oldest generation that counts: a clear that any root knows of holds for all.
+
+    One root may have been away when the store was cleared, and a new one knows of nothing.
+    """
+    known = [superblock.oldest_valid for superblock in superblocks if superblock is not None]
+    known = [number for number in known if number != EVERYTHING]
+    begins = generation(epoch, 0)  # what this run writes counts in any case
+    return min(max(known, default=begins), begins) if keep else begins
 
 
 def _drop_invalid(
-    found: Found, superblock: Superblock | None, slab_count: int, epoch: int, *, keep: bool
-) -> int:
-    """Drop what does not count any more; return the oldest generation that does."""
+    found: Found, superblock: Superblock | None, slab_count: int, oldest_valid: int, *, keep: bool
+) -> None:
+    """Drop what does not count any more in one root."""
     if superblock is None or not keep:
         found.lose(found.entries, LossReason.NOT_KEPT if superblock is not None else LossReason.SUPERBLOCK)
-        return generation(epoch, 0)
+        return
     if superblock.slab_count > slab_count:
         found.losses[LossReason.CUT_OFF] = superblock.slab_count - slab_count
-    oldest_valid = superblock.oldest_valid
+    oldest_valid = max(oldest_valid, superblock.oldest_valid)
     found.lose([one for one in found.entries if one.generation < oldest_valid], LossReason.CLEARED)
-    drop_duplicates(found)
-    return min(oldest_valid, generation(epoch, 0))  # what this run writes counts in any case
 
 
 def _agreed(found: Found, mine: list[Recovered], rules: RecoveryRules) -> list[Recovered]:
@@ -236,10 +285,10 @@ def _read(block_zero: BlockZero) -> Superblock | None:
         raise _unusable(error) from error
 
 
-def _begin(disk: Disk, block_zero: BlockZero, epoch: int, oldest_valid: int) -> None:
+def _begin(file: RootFile, epoch: int, oldest_valid: int) -> None:
     try:
-        block_zero.begin(epoch, oldest_valid)
-        disk.sync()
+        file.block_zero.begin(epoch, oldest_valid)
+        file.disk.sync()
     except OSError as error:
         raise _unusable(error) from error
 

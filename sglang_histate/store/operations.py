@@ -5,26 +5,29 @@ operation; nothing else changes until the scheduler thread commits it, because e
 same order although its disk may be faster or slower.
 
     submit -> (a thread) finish -> finished_count() -> flags() -> [the ranks agree] -> take()
+
+Questions take their turn among the reads: what else the ranks must agree on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .index import Entry
 from .kinds import RecordKind
 from .reasons import DropReason, MissReason
 from .records import Record
+from .tasks import Task
 
 Deliver = Callable[[Record], None]
 
 
 @dataclass(eq=False)
-class WriteOperation:
+class WriteOperation(Task[DropReason]):
     """One record on its way to its slab."""
 
     entry: Entry
@@ -35,16 +38,11 @@ class WriteOperation:
     submitted_s: float = 0.0
     # Set when the entry is gone: the record is not worth its bytes and the outcome has no effect.
     abandoned: DropReason | None = None
-    failure: DropReason | None = None
-    finished: bool = False
-
-    def finish(self, failure: DropReason | None) -> None:
-        self.failure = failure
-        self.finished = True  # last: the scheduler thread may look at any moment
+    is_try: bool = False  # its outcome decides about the root's breaker
 
 
 @dataclass(eq=False)
-class ReadTicket:
+class ReadTicket(Task[MissReason]):
     """One read. `ok` is None until the read is committed; then `record` holds the bytes or `miss_reason` says
     why not.
 
@@ -55,14 +53,13 @@ class ReadTicket:
     at_token: int
     record: Record | None
     shared: bool  # served from the record that is being written
+    root: int  # whose threads serve it
     ok: bool | None = None
     miss_reason: MissReason | None = None
     cancelled: bool = False
     entry: Entry = field(kw_only=True, repr=False)
     deliver: Deliver | None = field(kw_only=True, repr=False, default=None)
     cleared: bool = False
-    failure: MissReason | None = None
-    finished: bool = False
 
     @property
     def kind(self) -> RecordKind:
@@ -73,9 +70,30 @@ class ReadTicket:
         """KV pages in the record; 0 for a checkpoint."""
         return self.entry.n_pages
 
-    def finish(self, failure: MissReason | None) -> None:
-        self.failure = failure
-        self.finished = True  # last: the scheduler thread may look at any moment
+
+@dataclass(eq=False)
+class Probe(Task[MissReason]):
+    """A small read that shows whether a root can be read again. `answered` gets what all ranks agreed on."""
+
+    root: int
+    answered: Callable[[bool], None]
+
+
+@dataclass(eq=False)
+class IsReturned(Task[MissReason]):
+    """Is the thread done with the buffer of `task`? What the ranks answer in one commit can differ from the next."""
+
+    task: Task[Any]
+    answered: Callable[[bool], None]
+
+    def __post_init__(self) -> None:
+        self.finished = True
+
+    def succeeded(self) -> bool:
+        return not self.task.running
+
+
+Question = Probe | IsReturned
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,7 @@ class Committed:
     reads: tuple[ReadTicket, ...]
 
 
-Operation = TypeVar("Operation", WriteOperation, ReadTicket)
+Operation = TypeVar("Operation", bound=Task[Any])
 
 
 class Uncommitted(Generic[Operation]):
@@ -109,8 +127,13 @@ class Uncommitted(Generic[Operation]):
     def __len__(self) -> int:
         return len(self._pending)
 
-    def __iter__(self) -> islice[Operation]:
-        return islice(self._pending, None)
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._pending)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many were committed since open, and how many are not yet."""
+        return self.committed_count, len(self._pending)
 
     def submit(self, operation: Operation) -> None:
         self._pending.append(operation)
@@ -129,7 +152,7 @@ class Uncommitted(Generic[Operation]):
         operations = list(islice(self._pending, count - self.committed_count))
         assert len(operations) == count - self.committed_count, "more operations than were submitted"
         assert all(operation.finished for operation in operations), "asked for operations that still run"
-        return [operation.failure is None for operation in operations]
+        return [operation.succeeded() for operation in operations]
 
     def take(self) -> Operation:
         """Remove the oldest operation, which must have finished."""

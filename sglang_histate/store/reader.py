@@ -1,12 +1,13 @@
-"""Reader threads: fetch a slab into a record and decide whether it is what was asked for.
+"""Reader threads of one root: fetch a slab into a record and decide whether it is what was asked for.
 
 Owns the threads and the check. Changes nothing but the bytes of the ticket's record and the ticket's outcome.
-`ReadGate` tells the writer that a read is waiting for the disk.
+`ReadGate` tells the writer of the root that a read is waiting for the disk.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import queue
 import threading
 import time
@@ -15,47 +16,54 @@ from .blocks import SlabHeader
 from .disk import Disk
 from .index import Entry
 from .kinds import RecordKind
-from .layout import Fingerprint, RecordLayout, sums
-from .operations import ReadTicket
+from .layout import PAGE_BYTES, Fingerprint, RecordLayout, sums
+from .operations import Probe, ReadTicket
 from .reasons import MissReason
+from .striping import Striping
+from .tasks import Task
 
 _log = logging.getLogger("sglang_histate.store")
 
 
 class ReadGate:
-    """Counts reads that are queued or running, so that writes can step aside."""
+    """Reads that are queued or running, so that writes can step aside."""
 
     def __init__(self) -> None:
-        self._reads = 0
+        self._reads: set[ReadTicket] = set()
         self._changed = threading.Condition()
 
-    def enter(self) -> None:
+    def enter(self, ticket: ReadTicket) -> None:
         with self._changed:
-            self._reads += 1
+            self._reads.add(ticket)
 
-    def leave(self) -> None:
+    def leave(self, ticket: ReadTicket) -> None:
+        """May be called twice."""
         with self._changed:
-            self._reads -= 1
-            if self._reads == 0:
+            self._reads.discard(ticket)
+            if not self._reads:
                 self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> None:
         """Return when no read is in flight, or after `timeout_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._reads == 0, timeout_s)
+            self._changed.wait_for(lambda: not self._reads, timeout_s)
 
 
 class Reader:
     """`threads` threads that serve tickets in submission order (they may finish in another order)."""
 
     def __init__(
-        self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate, threads: int
+        self, disk: Disk, striping: Striping, fingerprint: Fingerprint, gate: ReadGate, threads: int
     ) -> None:
+        self.progress = 0
+        """Changes whenever a thread begins or ends something."""
         self._disk = disk
-        self._layout = layout
+        self._layout = striping.layout
+        self._striping = striping
         self._fingerprint_half = fingerprint.digest[:16]
         self._gate = gate
-        self._queue: queue.SimpleQueue[ReadTicket | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ReadTicket | Probe | None] = queue.SimpleQueue()
+        self._page = memoryview(mmap.mmap(-1, PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._run, name=f"histate-read-{i}", daemon=True) for i in range(threads)
@@ -63,9 +71,15 @@ class Reader:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, ticket: ReadTicket) -> None:
-        self._gate.enter()
+    def submit(self, ticket: ReadTicket | Probe) -> None:
+        if isinstance(ticket, ReadTicket):
+            self._gate.enter(ticket)
         self._queue.put(ticket)
+
+    def forget(self, ticket: Task[MissReason]) -> None:
+        """It was given up: the writer does not wait for it any more."""
+        if isinstance(ticket, ReadTicket):
+            self._gate.leave(ticket)
 
     def stop(self) -> None:
         """Let running reads end and skip the others; do not wait for them."""
@@ -81,28 +95,37 @@ class Reader:
 
     def _run(self) -> None:
         while (ticket := self._queue.get()) is not None:
-            try:
-                failure = self._serve(ticket)
-            except OSError as error:
-                _log.debug("read of slab %d failed: %s", ticket.entry.slab, error)
-                failure = MissReason.IO_ERROR
-            except Exception:
-                # A thread that dies here would stop the commits of all ranks. The miss is harmless, the log
-                # is loud.
-                _log.exception("defect in the reader")
-                failure = MissReason.INTERNAL
-            self._gate.leave()
+            self.progress += 1
+            if not ticket.begin():
+                continue
+            failure = self._outcome(ticket)
+            self.forget(ticket)
+            self.progress += 1
             ticket.finish(failure)
 
+    def _outcome(self, ticket: ReadTicket | Probe) -> MissReason | None:
+        try:
+            if self._stopping:
+                return MissReason.CLOSED
+            return self._probe() if isinstance(ticket, Probe) else self._serve(ticket)
+        except OSError as error:
+            _log.debug("%s failed: %s", ticket, error)
+            return MissReason.IO_ERROR
+        except Exception:
+            # A thread that dies here would stop the commits of all ranks. The miss is harmless, the log
+            # is loud.
+            _log.exception("defect in the reader")
+            return MissReason.INTERNAL
+
     def _serve(self, ticket: ReadTicket) -> MissReason | None:
-        if self._stopping:
-            return MissReason.CLOSED
         if ticket.cancelled or ticket.cleared:
             # Nobody will look at the record. Not a failure: other ranks may have read it before the cancel.
             return None
         failure = self._unfit(ticket) if ticket.shared else self._read(ticket)
         if failure is None and ticket.deliver is not None:
             assert ticket.record is not None
+            if not ticket.seal():
+                return MissReason.TIMED_OUT  # what it delivers to may belong to somebody else by now
             ticket.deliver(ticket.record)
         return failure
 
@@ -117,7 +140,7 @@ class Reader:
         assert record is not None
         wanted = layout.transfer_bytes(entry.kind, entry.n_pages)
         # One call per record: the block layer splits it and keeps many commands in flight.
-        count = self._disk.read_at([record.image[:wanted]], layout.slab_offset(entry.slab))
+        count = self._disk.read_at([record.image[:wanted]], self._striping.offset(entry.slab))
         if count != wanted:
             return MissReason.SHORT_READ
         header = SlabHeader.parse(record.header.tobytes())
@@ -132,6 +155,16 @@ class Reader:
         if sums(record.image[layout.header_bytes :], parts) == header.part_sums:
             return None
         return MissReason.CORRUPT_PAGE if entry.kind is RecordKind.KV else MissReason.CORRUPT_SEGMENT
+
+    def _probe(self) -> MissReason | None:
+        """Read block 0; if that fails, see whether the disk can be brought back and read it again."""
+        try:
+            if self._disk.read_at([self._page], 0) == PAGE_BYTES:
+                return None
+        except OSError:
+            pass
+        self._disk.revive()
+        return None if self._disk.read_at([self._page], 0) == PAGE_BYTES else MissReason.SHORT_READ
 
 
 def mismatch(header: SlabHeader, entry: Entry, layout: RecordLayout) -> MissReason | None:

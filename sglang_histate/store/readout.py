@@ -13,9 +13,9 @@ from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT
 from .occupancy import NO_SLAB, Occupancy
 from .operations import Deliver, ReadTicket
-from .reader import Reader
 from .reasons import MissReason
 from .records import Record, RecordPool
+from .roots import Roots
 from .stats import KindCounters
 
 
@@ -25,13 +25,13 @@ class Readout:
         records: RecordPool,
         occupancy: Occupancy,
         in_flight: InFlight,
-        reader: Reader,
+        roots: Roots,
         counters: Mapping[RecordKind, KindCounters],
     ) -> None:
         self._records = records
         self._occupancy = occupancy
         self._reads = in_flight.reads
-        self._reader = reader
+        self._roots = roots
         self._counters = counters
         self.closed = False
         self.quarantined = False
@@ -42,6 +42,16 @@ class Readout:
         if isinstance(found, MissReason):
             self._counters[name.kind].misses[found] += 1
         return found
+
+    def lookup(self, name: Key) -> Entry | None:
+        """See `CheckpointStore.lookup`."""
+        entry = self._occupancy.index.get(name)
+        if entry is not None and entry.record is None:
+            root = self._roots.of(entry.slab)
+            if not root.readable:
+                root.hidden_lookups += 1
+                return None
+        return entry
 
     def lend(self, name: Key, at_token: int, record: Record, deliver: Deliver) -> ReadTicket:
         """See `CheckpointStore.lend`."""
@@ -56,7 +66,7 @@ class Readout:
             generation=0,
             state=EntryState.GONE,
         )
-        return self._submit(ReadTicket(name.hash, at_token, record, True, entry=entry, deliver=deliver))
+        return self._submit(entry, at_token, record, deliver, shared=True)
 
     def _begin(self, name: Key, deliver: Deliver | None) -> ReadTicket | MissReason:
         if self.closed or self.quarantined:
@@ -65,20 +75,25 @@ class Readout:
         if entry is None:
             return MissReason.ABSENT
         shared = entry.record is not None
+        if not shared and not self._roots.of(entry.slab).readable:
+            return MissReason.ROOT_DOWN
         record = self._records.share(entry.record) if entry.record is not None else self._records.acquire()
         if record is None:
             return MissReason.NO_BUFFER
         self._occupancy.index.touch(name)
-        return self._submit(
-            ReadTicket(name.hash, entry.at_token, record, shared, entry=entry, deliver=deliver)
-        )
+        return self._submit(entry, entry.at_token, record, deliver, shared=shared)
 
-    def _submit(self, ticket: ReadTicket) -> ReadTicket:
-        ticket.entry.pins += 1
+    def _submit(
+        self, entry: Entry, at_token: int, record: Record, deliver: Deliver | None, *, shared: bool
+    ) -> ReadTicket:
+        # What needs no disk does not wait for one either.
+        root = self._roots.in_service() if shared else self._roots.of(entry.slab)
+        ticket = ReadTicket(entry.key, at_token, record, shared, root.number, entry=entry, deliver=deliver)
+        entry.pins += 1
         self._reads.submit(ticket)
-        self._counters[ticket.entry.kind].reads_shared += ticket.shared
-        if ticket.shared and ticket.deliver is None:
+        self._counters[entry.kind].reads_shared += shared
+        if shared and deliver is None:
             ticket.finish(None)
         else:
-            self._reader.submit(ticket)
+            root.reader.submit(ticket)
         return ticket

@@ -34,11 +34,13 @@ class MissReason(StrEnum):
 
     ABSENT = "absent"  # no such key
     NO_BUFFER = "no_buffer"  # every record buffer is in use
+    ROOT_DOWN = "root_down"  # its root cannot be read at the moment, so nothing was tried
     QUARANTINED = "quarantined"
     CLOSED = "closed"
     CLEARED = "cleared"  # the store was cleared while the read was in flight
     OTHER_RANK = "other_rank"  # this rank read it well, another rank did not
     IO_ERROR = "io_error"
+    TIMED_OUT = "timed_out"  # the disk hangs; the read was given up
     SHORT_READ = "short_read"
     CORRUPT_HEADER = "corrupt_header"  # magic, version or header checksum
     WRONG_FINGERPRINT = "wrong_fingerprint"
@@ -66,10 +68,12 @@ class DropReason(StrEnum):
     CLOSED = "closed"
     QUEUE_AGE = "queue_age"  # writes were waiting for too long, and it was worth least
     ABORTED = "aborted"  # its request was aborted before the KV that it restores was in the tree
+    ROOT_DOWN = "root_down"  # its root cannot be read at the moment, and it was put again
     READ_FAILED = "read_failed"  # on this rank or on another
     WRITE_FAILED = "write_failed"  # on this rank or on another; what `agreed` makes of the ones below
     WRITE_ERROR = "write_error"
     SHORT_WRITE = "short_write"
+    TIMED_OUT = "timed_out"  # the disk hangs; the write was given up
     OTHER_RANK = "other_rank"  # this rank wrote it well, another rank did not
     NOT_FINITE = "not_finite"  # a state with NaN or infinity is never stored
     INTERNAL = "internal"
@@ -84,6 +88,7 @@ _WRITE_FAILURES = frozenset(
     {
         DropReason.WRITE_ERROR,
         DropReason.SHORT_WRITE,
+        DropReason.TIMED_OUT,
         DropReason.OTHER_RANK,
         DropReason.NOT_FINITE,
         DropReason.INTERNAL,

@@ -11,13 +11,14 @@ import mmap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from .blocks import SlabHeader, version_of
 from .disk import Disk
 from .kinds import Key, RecordKind
 from .layout import FORMAT_VERSION, NO_PARENT, Fingerprint, RecordLayout
+from .striping import Striping
 
 THREADS = 16
 _SLABS_PER_TASK = 64
@@ -77,7 +78,7 @@ class Found:
 
 
 def scan(disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerprint) -> Found:
-    """Read all slab headers, in threads; return the sound ones by slab. One that cannot be read is a loss.
+    """Read all slab headers of one file, in threads; return the sound ones by slab. One that cannot be read is a loss.
 
     The threads only read, some MiB at a time, and the headers are parsed afterwards: threads that do both spend
     more time on handing over the interpreter than on their work.
@@ -99,6 +100,18 @@ def scan(disk: Disk, layout: RecordLayout, slab_count: int, fingerprint: Fingerp
                     at = (slab - first) * size
                     _take(found, layout, fingerprint, slab, memory[at : at + size] if is_whole else None)
     return found
+
+
+def join(parts: Sequence[Found], striping: Striping) -> Found:
+    """Return what was found in the files of all roots, by the numbers that the slabs have in the store."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Found()
+    for root, part in enumerate(parts):
+        whole.entries += [replace(one, slab=striping.slab(root, one.slab)) for one in part.entries]
+        whole.losses += part.losses
+        whole.newest = max(whole.newest, part.newest)
+    return whole
 
 
 def drop_duplicates(found: Found) -> None:

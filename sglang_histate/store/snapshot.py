@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -124,16 +124,24 @@ class SnapshotFile:
             os.close(directory)
 
 
-def load_snapshot(
-    file: SnapshotFile | None, fingerprint: Fingerprint, epoch: int
+def load_snapshots(
+    files: Sequence[SnapshotFile | None], fingerprint: Fingerprint, epoch: int
 ) -> tuple[SnapshotState, Snapshot | None]:
-    """Return the last snapshot if it can be read, and whether its order can be used: the run of `epoch` wrote it."""
-    if file is None:
-        return SnapshotState.MISSING, None
-    found = file.load(fingerprint)
-    if not isinstance(found, Snapshot):
-        return found, None
-    return SnapshotState.USED if found.epoch == epoch else SnapshotState.STALE, found
+    """Return the last snapshot that can be read, and whether its order can be used: the run of `epoch` wrote it.
+
+    It is written beside the first of the slab files; the one that was first may be another one now.
+    """
+    best, state = None, SnapshotState.MISSING
+    for file in files:
+        found = SnapshotState.MISSING if file is None else file.load(fingerprint)
+        if isinstance(found, Snapshot):
+            if best is None or found.epoch > best.epoch:
+                best = found
+        elif state is SnapshotState.MISSING:
+            state = found
+    if best is None:
+        return state, None
+    return SnapshotState.USED if best.epoch == epoch else SnapshotState.STALE, best
 
 
 def by_last_use(entries: Iterable[Recovered], snapshot: Snapshot | None) -> list[Recovered]:

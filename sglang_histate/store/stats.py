@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .disk import FilePlace
 from .kinds import RecordKind
 from .layout import RecordLayout
+from .overdue import Overdue
 from .reasons import DropReason, MissReason, PutResult
 from .records import RecordPool
+from .roots import Roots, RootStats
 from .slabs import SlabPool
 
 
@@ -78,8 +81,10 @@ class StoreStats:
     buffers_total: int
     writes_queued: int  # submitted, not committed
     reads_in_flight: int  # submitted, not committed
-    breaker_open: bool
-    direct_io: bool
+    breaker_open: bool  # of any root
+    direct_io: bool  # in all roots
+    files_lost: int  # roots whose file this rank would not find after a restart
+    roots: tuple[RootStats, ...]
     reads_ok: int  # committed and handed over
     reads_shared: int  # of those that began: served from a record still being written
     bytes_written: int  # header and padding of each record included
@@ -134,6 +139,8 @@ def new_counters() -> dict[RecordKind, KindCounters]:
 
 def gather(
     layout: RecordLayout,
+    roots: Roots,
+    overdue: Overdue,
     slabs: SlabPool,
     records: RecordPool,
     counters: Mapping[RecordKind, KindCounters],
@@ -142,12 +149,11 @@ def gather(
     entries_writing: int,
     writes_queued: int,
     reads_in_flight: int,
-    breaker_open: bool,
-    direct_io: bool,
     writes: WriteStats,
     purges: PurgeStats,
 ) -> StoreStats:
     both, used = total(counters), slabs.total - slabs.free
+    each = tuple(root.stats(slabs.free_in(root.number), *overdue.stuck(root)) for root in roots)
     return StoreStats(
         slab_bytes=layout.slab_bytes,
         slabs_used=used,
@@ -155,15 +161,17 @@ def gather(
         bytes_used=used * layout.slab_bytes,
         bytes_total=slabs.total * layout.slab_bytes,
         bytes_peak=slabs.peak * layout.slab_bytes,
-        file_bytes=layout.file_bytes(slabs.total),
+        file_bytes=roots.striping.total_bytes,
         entries=entries,
         entries_writing=entries_writing,
         buffers_free=records.free,
         buffers_total=records.total,
         writes_queued=writes_queued,
         reads_in_flight=reads_in_flight,
-        breaker_open=breaker_open,
-        direct_io=direct_io,
+        breaker_open=roots.ailing,
+        direct_io=all(root.direct_io for root in each),
+        files_lost=sum(root.file_place is not FilePlace.PRESENT for root in each),
+        roots=each,
         reads_ok=both.reads_ok,
         reads_shared=both.reads_shared,
         bytes_written=both.bytes_written,

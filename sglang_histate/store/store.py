@@ -1,4 +1,4 @@
-"""The SSD tier of one rank: checkpoints and KV extents by key, in one file of fixed slabs.
+"""The SSD tier of one rank: checkpoints and KV extents by key, in fixed slabs of one file per root.
 
 Owns the record buffers and all that is in flight. Does not decide what is captured, what a record means, nor
 (given `choose_victim`) which one must go.
@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from .admission import Admission, WriteLimits
-from .breaker import Breaker
 from .clearing import Clearing
 from .closing import CLOSE_DEADLINE_S, end_threads, shut
 from .disk import Disk
@@ -43,16 +42,16 @@ from .intake import Intake
 from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .occupancy import ChooseVictim, Occupancy, OnGone, OnPresent
-from .opening import Agree, AgreeEpoch, Opened, RecoveryRules, open_file
+from .opening import Agree, AgreeEpoch, Opened, Place, RecoveryRules, open_files
 from .operations import Committed, Deliver, ReadTicket
-from .reader import Reader, ReadGate
 from .readout import Readout
 from .reasons import DropReason, MissReason, PutResult
 from .records import Record, RecordPool
+from .roots import BreakerRules, Roots
 from .snapshot import SnapshotFile
 from .stats import StoreStats, gather, new_counters
+from .striping import Striping
 from .usage import Usage
-from .writer import Writer
 
 
 class CheckpointStore:
@@ -62,50 +61,43 @@ class CheckpointStore:
         self,
         *,
         opened: Opened,
-        layout: RecordLayout,
+        striping: Striping,
         fingerprint: Fingerprint,
         records: RecordPool,
-        slab_count: int,
         reader_threads: int,
-        breaker: Breaker,
+        breakers: BreakerRules,
         admission: Admission,
         clock: Callable[[], float],
         choose_victim: ChooseVictim | None,
         on_present: OnPresent | None,
         on_gone: OnGone | None,
     ) -> None:
-        self.layout = layout
+        self.layout = layout = striping.layout
         self.fingerprint = fingerprint
         self.records = records
         self.recovery = opened.report
         self.written_before = opened.written
-        self._disk = opened.disk
-        self._block_zero = opened.block_zero
         self._usage = Usage(opened, fingerprint, admission.budget)
-        self._breaker = breaker
         self.admission = admission
-        self._events = EventLog()
-        self._counters = new_counters()
+        events = self._events = EventLog()
+        roots = self._roots = Roots.start(
+            opened.files, striping, fingerprint, reader_threads, breakers, events
+        )
+        counters = self._counters = new_counters()
         self._occupancy = Occupancy(
-            layout, slab_count, self._counters, self._events,
+            layout, roots, counters, events,
             choose_victim=choose_victim, on_present=on_present, on_gone=on_gone,
         )  # fmt: skip
         self._index = self._occupancy.index
-        self._in_flight = InFlight(layout, records, self._occupancy, breaker, self._counters, self._events)
+        self._in_flight = InFlight(layout, records, self._occupancy, roots, counters, events)
         self._writes = self._in_flight.writes
         self._reads = self._in_flight.reads
         self._closed = False
-        gate = ReadGate()
-        self._reader = Reader(self._disk, layout, fingerprint, gate, reader_threads)
-        self._writer = Writer(self._disk, layout, fingerprint, gate, self._block_zero.settle)
         self._intake = Intake(
-            opened.epoch, records, self._occupancy, self._in_flight, breaker, admission, layout, self._writer,
-            self._counters, clock,
-        )  # fmt: skip
-        self._readout = Readout(records, self._occupancy, self._in_flight, self._reader, self._counters)
-        self._clearing = Clearing(
-            self._index, self._in_flight, self._intake, self._block_zero, self._writer, self._disk, slab_count
+            opened.epoch, records, self._occupancy, self._in_flight, roots, admission, layout, counters, clock
         )
+        self._readout = Readout(records, self._occupancy, self._in_flight, roots, counters)
+        self._clearing = Clearing(self._index, self._in_flight, self._intake, roots)
         self._occupancy.recover(opened.recovered)
         if opened.recovered:
             self.snapshot()  # the one of the epoch before does not count any more
@@ -114,7 +106,7 @@ class CheckpointStore:
     def open(
         cls,
         *,
-        root: Path,
+        roots: Sequence[Path],
         fingerprint: Mapping[str, Any],
         rank_name: str,
         size_bytes: int,
@@ -125,21 +117,21 @@ class CheckpointStore:
         agree: Agree | None = None,
         agree_epoch: AgreeEpoch | None = None,
         keep_unrestorable: bool = False,
-        disk: Disk | None = None,
+        allow_any_filesystem: bool = False,
+        disks: Sequence[Disk] = (),
         snapshots: SnapshotFile | None = None,
         clock: Callable[[], float] = time.time,
-        breaker_failures: int = 3,
-        breaker_refused_puts: int = 64,
+        breakers: BreakerRules | None = None,
         write_limits: WriteLimits | None = None,
         choose_victim: ChooseVictim | None = None,
         on_present: OnPresent | None = None,
         on_gone: OnGone | None = None,
     ) -> CheckpointStore:
-        """Create or take over `<root>/<fingerprint>/<rank_name>/slabs.dat` with at most `size_bytes`.
+        """Create or take over `<root>/<fingerprint>/<rank_name>/slabs.dat` in each root: `size_bytes` in all at most.
 
-        `fingerprint` holds every fact that must match before bytes may be used again (JSON types only).
-        `disk` replaces the file in tests, then `root` is not touched; `snapshots` the one beside it. `clock` only
-        stamps headers.
+        `fingerprint` holds every fact that must match before bytes may be used again (JSON types only). Slabs
+        go to the `roots` in turn; `breakers` says when a root is left alone. `disks` replace the files in tests,
+        then the roots are not touched; `snapshots` the one beside the first. `clock` only stamps headers.
 
         `keep` takes over what an older run left, as far as it is sound, not cleared and restorable (a
         checkpoint with all KV before it, KV that such a checkpoint needs; `keep_unrestorable` keeps the
@@ -166,16 +158,16 @@ class CheckpointStore:
         """
         identity = Fingerprint.of(fingerprint, layout)
         records = RecordPool(layout, record_buffers)
-        slab_count = layout.slab_count(size_bytes)
+        striping = Striping.of(layout, size_bytes, len(disks or roots))
+        place = Place(roots, rank_name, size_bytes, allow_any_filesystem, disks, snapshots)
         rules = RecoveryRules(keep, agree, agree_epoch, keep_unrestorable)
         return cls(
-            opened=open_file(root, rank_name, size_bytes, layout, identity, records, rules, disk, snapshots),
-            layout=layout,
+            opened=open_files(place, striping, identity, records, rules),
+            striping=striping,
             fingerprint=identity,
             records=records,
-            slab_count=slab_count,
             reader_threads=reader_threads,
-            breaker=Breaker(breaker_failures, breaker_refused_puts),
+            breakers=breakers or BreakerRules(),
             admission=Admission(write_limits or WriteLimits(), layout),
             clock=clock,
             choose_victim=choose_victim,
@@ -184,8 +176,8 @@ class CheckpointStore:
         )
 
     def lookup(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> Entry | None:
-        """Return the entry of `key`, without any effect."""
-        return self._index.get(Key(key, kind))
+        """Return the entry of `key`; None also while its root cannot be read. Changes nothing but a counter."""
+        return self._readout.lookup(Key(key, kind))
 
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, least recently used first. The index must not change meanwhile."""
@@ -197,7 +189,7 @@ class CheckpointStore:
 
     def touch(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> None:
         """Make `key` the most recently used one, if it is there."""
-        if self.lookup(key, kind) is not None:
+        if self._index.get(Key(key, kind)) is not None:
             self._index.touch(Key(key, kind))
 
     def acquire_record(self) -> Record | None:
@@ -282,7 +274,7 @@ class CheckpointStore:
         kind: RecordKind = RecordKind.CHECKPOINT,
     ) -> bool:
         """Take `key` out of the index; return whether it was there. Reads and writes in flight end as usual."""
-        entry = self.lookup(key, kind)
+        entry = self._index.get(Key(key, kind))
         if entry is not None:
             self._in_flight.drop(entry, reason)
         return entry is not None
@@ -327,16 +319,29 @@ class CheckpointStore:
         writes = tuple(self._in_flight.commit_write(ok) for ok in write_ok)
         self.admission.committed(ended, queued=len(self._writes) > 0)
         reads = [self._in_flight.commit_read(ok) for ok in read_ok]
-        return Committed(writes, tuple(ticket for ticket in reads if not ticket.cancelled))
+        return Committed(writes, tuple(read for read in reads if read is not None and not read.cancelled))
 
     def tick(self, now_s: float) -> None:
         """It is `now_s`, seconds since 1970: the same on every rank, never falling. Before the first one,
-        `admission.budget.restore` takes what the ranks made of `written_before`."""
+        `admission.budget.restore` takes what the ranks made of `written_before`.
+
+        Without it nothing that hangs is given up, and a root that failed is tried again only after enough puts."""
         self.admission.tick(now_s)
+        if not self._closed:
+            self._roots.tick(now_s, self._reads.submit)
+            self._in_flight.overdue.tick(now_s)
+
+    @property
+    def restless(self) -> bool:
+        """Whether `tick` has something to do though nothing is outstanding: a root or a buffer may come back."""
+        return self._roots.ailing or self._in_flight.overdue.holds
 
     def poll(self) -> Committed:
         """Commit all that has finished. For one rank only."""
-        return self.commit(*self.outcomes(*self.completed()))
+        done = self.commit(*self.outcomes(*self.completed()))
+        while read_ok := self._reads.flags(self._reads.finished_count()):  # answers to questions
+            done = Committed(done.writes, done.reads + self.commit([], read_ok).reads)
+        return done
 
     def snapshot(self) -> None:
         """Have the order of use written to `stats.snap`, so that it outlives a crash. Never waits.
@@ -344,7 +349,7 @@ class CheckpointStore:
         For a caller that comes by about once a minute; one that comes before the last one is written is ignored.
         """
         if not self._closed and self._usage.wanted:
-            self._writer.do(self._usage.taken(self._index, self._intake.newest))
+            self._roots[0].writer.do(self._usage.taken(self._index, self._intake.newest))
 
     def close(self, deadline_s: float = CLOSE_DEADLINE_S) -> None:
         """Let the writes that were submitted end, for `deadline_s` seconds at most, and leave the file in order.
@@ -356,15 +361,10 @@ class CheckpointStore:
             return
         self._closed = self._intake.closed = self._readout.closed = True
         usage = self._usage.taken(self._index, self._intake.newest)
-        ended, drained = end_threads(self._writer, self._reader, deadline_s)
+        ended = end_threads(self._roots, deadline_s)
         for entry in list(self._index):
             self._in_flight.drop(entry, DropReason.CLOSED)
-        if not drained:
-            self._events.warn("close", "some records could not be written before the store was closed")
-        if ended:
-            shut(self._disk, self._block_zero, usage, clean=drained, events=self._events)
-        else:
-            self._events.warn("hung", "a read or write did not end; the slab file stays open until exit")
+        shut(ended, usage, self._events)
 
     def logical_state(self) -> tuple[object, ...]:
         """Return all that must be equal on every rank after the same calls.
@@ -372,14 +372,15 @@ class CheckpointStore:
         Entries by last use, free slabs, free buffers, counts of operations, the breaker and the write limits.
         """
         entries = tuple(entry.logical() for entry in self._index)
-        writes, reads = self._writes, self._reads
-        counts = (writes.committed_count, len(writes), reads.committed_count, len(reads))
+        counts = (*self._writes.counts, *self._reads.counts)
         slabs, free = self._occupancy.slabs.free_ids(), self.records.free_ids()
-        return entries, slabs, free, counts, self._breaker.is_open, self.admission.logical()
+        return entries, slabs, free, counts, self._roots.logical_state(), self.admission.logical()
 
     def stats(self) -> StoreStats:
         return gather(
             self.layout,
+            self._roots,
+            self._in_flight.overdue,
             self._occupancy.slabs,
             self.records,
             self._counters,
@@ -387,8 +388,6 @@ class CheckpointStore:
             entries_writing=sum(write.abandoned is None for write in self._writes),
             writes_queued=len(self._writes),
             reads_in_flight=len(self._reads),
-            breaker_open=self._breaker.is_open,
-            direct_io=self._disk.direct,
             writes=self.admission.stats(self._writes),
             purges=self._clearing.stats(),
         )

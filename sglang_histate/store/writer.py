@@ -1,4 +1,4 @@
-"""Writer thread: put records into their slabs without getting in the way of reads.
+"""Writer thread of one root: put records into their slabs without getting in the way of reads.
 
 Owns the thread and the header it writes. Changes nothing but the header bytes of the record and the outcome
 of the operation. Header and payload lie next to each other and go out in pieces of 4 MiB; before each piece
@@ -19,10 +19,11 @@ import numpy as np
 
 from .blocks import SlabHeader
 from .disk import Disk
-from .layout import Fingerprint, RecordLayout, sums
+from .layout import Fingerprint, sums
 from .operations import WriteOperation
 from .reader import ReadGate
 from .reasons import DropReason
+from .striping import Striping
 
 PIECE_BYTES = 4 << 20
 YIELD_TO_READS_S = 0.05
@@ -39,10 +40,13 @@ class Writer:
     """
 
     def __init__(
-        self, disk: Disk, layout: RecordLayout, fingerprint: Fingerprint, gate: ReadGate, settle: Chore
+        self, disk: Disk, striping: Striping, fingerprint: Fingerprint, gate: ReadGate, settle: Chore
     ) -> None:
+        self.progress = 0
+        """Changes whenever the thread begins or ends something."""
         self._disk = disk
-        self._layout = layout
+        self._layout = striping.layout
+        self._striping = striping
         self._fingerprint_half = fingerprint.digest[:16]
         self._gate = gate
         self._settle = settle
@@ -73,10 +77,12 @@ class Writer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, WriteOperation):
+            self.progress += 1
+            if not isinstance(item, WriteOperation):
+                if not self._stopping:
+                    self._do(item)
+            elif item.begin():
                 item.finish(self._outcome(item))
-            elif not self._stopping:
-                self._do(item)
 
     def _outcome(self, operation: WriteOperation) -> DropReason | None:
         try:
@@ -99,6 +105,8 @@ class Writer:
             _log.exception("defect in the writer")
 
     def _write(self, operation: WriteOperation) -> DropReason | None:
+        if operation.is_try:
+            self._disk.revive()
         self._settle()
         record, entry, layout = operation.record, operation.entry, self._layout
         if not layout.may_store(entry.kind, record.payload):
@@ -118,12 +126,16 @@ class Writer:
             part_sums=sums(record.image[layout.header_bytes :], parts),
         )
         record.header[:] = np.frombuffer(header.pack(layout.header_bytes), dtype=np.uint8)
-        offset = layout.slab_offset(entry.slab)
+        offset = self._striping.offset(entry.slab)
         end = layout.transfer_bytes(entry.kind, entry.n_pages)
         for start in range(0, end, PIECE_BYTES):
             self._gate.wait_idle(YIELD_TO_READS_S)
             if self._stopping:
                 return DropReason.CLOSED
+            if operation.given_up:
+                return DropReason.TIMED_OUT
+            operation.steps += 1
+            self.progress += 1
             piece = record.image[start : min(start + PIECE_BYTES, end)]
             if self._disk.write_at([piece], offset + start) != len(piece):
                 return DropReason.SHORT_WRITE

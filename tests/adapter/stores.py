@@ -11,6 +11,7 @@ import torch
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.store import NO_NAMESPACE, CheckpointStore, PutResult, WriteLimits
+from sglang_histate.store.roots import BreakerRules
 from tests.store.fakes import FakeDisk
 
 
@@ -27,7 +28,7 @@ def open_store(
 ) -> CheckpointStore:
     record = layout.record_layout(kv_page_bytes)
     store = CheckpointStore.open(
-        root=Path("unused"),
+        roots=[Path("unused")],
         fingerprint={"model": "test"},
         rank_name="tp0of1-pp0of1",
         size_bytes=4096 + slabs * record.slab_bytes,
@@ -35,7 +36,10 @@ def open_store(
         record_buffers=buffers,
         reader_threads=threads,
         write_limits=limits,
-        disk=FakeDisk() if disk is None else disk,
+        disks=[FakeDisk() if disk is None else disk],
+        breakers=BreakerRules(
+            read_failures=1000
+        ),  # reads that fail are tried, not what comes after many of them
         **({} if ranking is None else ranking.store_hooks()),
     )
     if ranking is not None:
@@ -44,7 +48,7 @@ def open_store(
 
 
 def fake_disk(store: CheckpointStore) -> FakeDisk:
-    disk = store._disk
+    disk = store._roots[0].disk
     assert isinstance(disk, FakeDisk)
     return disk
 

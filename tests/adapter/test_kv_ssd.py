@@ -205,7 +205,7 @@ def test_computing_it_again_revives_a_dead_node(bench) -> None:
 def test_kv_that_cannot_be_read_is_a_miss_and_its_node_goes() -> None:
     bench = Bench()
     first, *_ = many(bench, 20)
-    disk = bench.store._disk
+    disk = bench.store._roots[0].disk
     assert isinstance(disk, FakeDisk)
     node = next(node for node in all_nodes(bench) if matches(node, first))
     key = bench.ranking.ssd.extents.keys(node.id)[1]

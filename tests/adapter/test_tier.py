@@ -26,6 +26,7 @@ from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
 from sglang_histate.policy.interval import parse_interval
+from sglang_histate.store.fault_plan import FaultPlan
 from sglang_histate.store.faults import FaultyDisk
 from tests.store.fakes import FakeDisk
 
@@ -270,10 +271,13 @@ def same(values: list):
 @pytest.mark.parametrize(("fault_rate", "seed"), [(0.0, 1), (0.0, 2), (0.3, 3)])
 def test_two_ranks_with_different_disks_stay_alike(fault_rate, seed) -> None:
     agreement = Agreement(2)
-    disks = [FaultyDisk(FakeDisk(), delay, 0.0, f"tp{number}") for number, delay in enumerate((0.2, 6.0))]
+    disks = [
+        FaultyDisk(FakeDisk(), FaultPlan(), seed=f"tp{number}", delay_s=delay_s)
+        for number, delay_s in enumerate((0.0002, 0.006))
+    ]
     ranks = [Rank(agreement, disk, number=number, slabs=10) for number, disk in enumerate(disks)]
     for disk in disks:
-        disk._fault_rate = fault_rate
+        disk.plan = FaultPlan.bad_reads(fault_rate)
     draw = random.Random(seed)
     bases = [tokens((base, 1024)) for base in (1, 2, 3)]
     waiting: list[list] = []

@@ -24,7 +24,8 @@ def store_one(root: Path, encoding: CheckpointDtype, states: torch.Tensor, posit
     )
     record_layout = layout.record_layout()
     store = CheckpointStore.open(
-        root=root,
+        roots=[root],
+        allow_any_filesystem=True,
         fingerprint={"state": layout.identity()},
         rank_name="dp0-tp0of1-pp0of1",
         size_bytes=4096 + 8 * record_layout.slab_bytes,

@@ -25,13 +25,16 @@ def disk() -> FakeDisk:
 
 
 def open_store(root: Path = Path("unused"), *, slabs: int = 4, **changes) -> CheckpointStore:
+    if "disk" in changes:
+        changes["disks"] = [changes.pop("disk")]
     settings = dict(
-        root=root,
+        roots=[root],
         fingerprint={"model": "test"},
         rank_name="tp0of1-pp0of1",
-        size_bytes=4096 + slabs * SLAB,
+        size_bytes=4096 * len(changes.get("disks") or changes.get("roots") or [root]) + slabs * SLAB,
         layout=LAYOUT,
         record_buffers=4,
+        allow_any_filesystem=True,  # wherever the temporary directories of this machine lie
     )
     return CheckpointStore.open(**(settings | changes))
 
@@ -55,7 +58,7 @@ def settle(store: CheckpointStore):
 def chores_done(store: CheckpointStore) -> None:
     """Wait until the writer thread has done all that it was given."""
     done = threading.Event()
-    store._writer.do(done.set)
+    store._roots[0].writer.do(done.set)
     assert done.wait(10)
 
 

@@ -112,7 +112,7 @@ def test_golden_superblock():
         + bytes.fromhex("00100000")
         + len(text).to_bytes(4, "little")
         + bytes.fromhex("b80b000000000000")
-        + bytes.fromhex("0201000000000000 01000000")
+        + bytes.fromhex("0201000000000000 01000000 00000000 01000000")
     ).ljust(504, b"\0")
     rest = text.ljust(4096 - 512, b"\0")
     assert packed == first + xxhash.xxh3_64_intdigest(first + rest).to_bytes(8, "little") + rest

@@ -21,6 +21,7 @@ from sglang_histate.store import (
     RecordKind,
     namespace_of,
 )
+from sglang_histate.store.roots import BreakerRules
 
 from .conftest import (
     LAYOUT,
@@ -83,8 +84,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             keep_unrestorable=True,
             record_buffers=BUFFERS,
             reader_threads=1,
-            breaker_failures=3,
-            breaker_refused_puts=2,
+            breakers=BreakerRules(write_failures=3, pause_puts=2, read_failures=3),
             on_present=self.on_present,
             on_gone=self.on_gone,
             choose_victim={

@@ -193,7 +193,9 @@ def test_nothing_is_announced_before_the_commit(disk, ears):
 
 
 def test_the_agreed_reason_hides_what_only_one_rank_saw():
-    details = {DropReason.WRITE_ERROR, DropReason.SHORT_WRITE, DropReason.OTHER_RANK, DropReason.INTERNAL}
-    details.add(DropReason.NOT_FINITE)
+    details = {
+        *(DropReason.WRITE_ERROR, DropReason.SHORT_WRITE, DropReason.TIMED_OUT, DropReason.OTHER_RANK),
+        *(DropReason.NOT_FINITE, DropReason.INTERNAL),
+    }
     for reason in DropReason:
         assert reason.agreed is (DropReason.WRITE_FAILED if reason in details else reason)

@@ -137,7 +137,7 @@ def test_the_scheduler_thread_never_waits(disk: FakeDisk) -> None:
     store.purge(ONE)
     assert store.stats().purges.done == 0
     disk.reads_allowed.set()
-    store._writer.do(done.set)
+    store._roots[0].writer.do(done.set)
     assert done.wait(10) and store.stats().purges.done == 1
 
 

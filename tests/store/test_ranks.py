@@ -8,7 +8,9 @@ import time
 import pytest
 
 from sglang_histate.store import NO_PARENT, DropReason, Key, MissReason, PutResult, ReadTicket, RecordKind
+from sglang_histate.store.fault_plan import FaultPlan
 from sglang_histate.store.faults import FaultyDisk
+from sglang_histate.store.roots import BreakerRules
 
 from .conftest import fill_extent, is_extent, key, open_store, page_keys
 from .fakes import FakeDisk
@@ -38,24 +40,29 @@ class Policy:
 class Ranks:
     """What an adapter does with several ranks: the same call on each, agreed commits."""
 
-    def __init__(self, disks: list, with_policy: bool, **changes) -> None:
+    def __init__(self, disks: list[list[FaultyDisk]], with_policy: bool, **changes) -> None:
+        """`disks`: those of each rank."""
+        self.disks = disks
+        self.now_s = 1000.0
         self.policies = [Policy() for _ in disks]
         self.stores = [
             open_store(
-                disk=FakeDisk(),
+                disks=mine,
                 on_present=policy.on_present,
                 on_gone=policy.on_gone,
                 choose_victim=policy.choose if with_policy else None,
                 **changes,
             )
-            for policy in self.policies
+            for policy, mine in zip(self.policies, disks, strict=True)
         ]
         for policy, store in zip(self.policies, self.stores, strict=True):
             policy.store = store
-        for store, disk in zip(self.stores, disks, strict=True):
-            disk._inner = store._disk
-            store._reader._disk = store._writer._disk = disk
         self.tickets: list[list[ReadTicket]] = []
+
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        for store in self.stores:
+            store.tick(self.now_s)
 
     def agree(self):
         counts = [store.completed() for store in self.stores]
@@ -76,13 +83,19 @@ class Ranks:
 
 
 @pytest.mark.parametrize("with_policy", [False, True])
-@pytest.mark.parametrize("fault_rate", [0.0, 0.2])
-def test_ranks_agree_at_every_step(fault_rate: float, with_policy: bool):
+@pytest.mark.parametrize(("fault_rate", "n_roots"), [(0.0, 1), (0.2, 1), (0.2, 2)])
+def test_ranks_agree_at_every_step(fault_rate: float, n_roots: int, with_policy: bool):
     disks = [
-        FaultyDisk(None, delay_ms=delay, fault_rate=fault_rate, seed=f"tp{n}")
-        for n, delay in enumerate((0.1, 4.0, 1.0))
+        [
+            FaultyDisk(FakeDisk(), FaultPlan(), seed=f"tp{n}/{root}", root=root, delay_s=delay_s)
+            for root in range(n_roots)
+        ]
+        for n, delay_s in enumerate((0.0001, 0.004, 0.001))
     ]
-    ranks = Ranks(disks, with_policy, slabs=6, record_buffers=5, breaker_failures=4, breaker_refused_puts=3)
+    rules = BreakerRules(write_failures=4, read_failures=4, pause_puts=3)
+    ranks = Ranks(disks, with_policy, slabs=6, record_buffers=5, breakers=rules)
+    for disk in (disk for mine in disks for disk in mine):
+        disk.plan = FaultPlan.bad_reads(fault_rate)
     draw = random.Random(5)
     bad_luck = [random.Random(100 + rank) for rank in range(3)]
     content: dict[Key, tuple[int, int]] = {}  # fill and pages of the newest record; the fill differs by rank
@@ -127,10 +140,13 @@ def test_ranks_agree_at_every_step(fault_rate: float, with_policy: bool):
             done = ranks.agree()
             ranks.same([[(t.key, t.kind) for t in committed.reads] for committed in done])
             ranks.same([[(write.key, write.kind) for write in committed.writes] for committed in done])
-        for store, luck in zip(ranks.stores, bad_luck, strict=True):
+        if draw.random() < 0.2:
+            ranks.tick(draw.choice([0.1, 1.0, 4.0]))
+        for mine, luck in zip(disks, bad_luck, strict=True):
             if luck.random() < fault_rate / 4:
-                faults = store._writer._disk._inner.write_faults
-                faults.append(luck.choice(["eio", "enospc", ("tear", luck.randrange(32)), ("short", 5)]))
+                luck.choice(mine).inner.write_faults.append(
+                    luck.choice(["eio", "enospc", ("tear", luck.randrange(32)), ("short", 5)])
+                )
         for tickets, (fill, n_pages) in [w for w in waiting if w[0][0].ok is not None]:
             waiting.remove((tickets, (fill, n_pages)))
             ok = ranks.same([ticket.ok for ticket in tickets])

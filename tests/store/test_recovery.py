@@ -23,6 +23,7 @@ from sglang_histate.store import (
 from sglang_histate.store.block_zero import BlockZero
 from sglang_histate.store.blocks import SlabHeader, Superblock
 from sglang_histate.store.layout import epoch_of
+from sglang_histate.store.striping import Striping
 
 from .conftest import (
     LAYOUT,
@@ -330,7 +331,7 @@ def test_a_crash_between_the_probe_and_the_first_superblock(disk):
     """The probe left a superblock by whose rule nothing counts. What is written from then on does."""
     filled(disk, 1).close()
     fingerprint = Fingerprint.of({"model": "test"}, LAYOUT)
-    disk.content[:4096] = BlockZero(disk, LAYOUT, 4, fingerprint).page()
+    disk.content[:4096] = BlockZero(disk, Striping(LAYOUT, 4), 0, fingerprint).page()
     copy, store = reopen(disk)
     assert keys(store) == [] and store.recovery.losses == {LossReason.CLEARED: 1}
     put(store, 2)
@@ -348,7 +349,7 @@ def test_cleared_is_gone_for_good(disk):
     settle(store)
     _, again = reopen(disk)
     assert keys(again) == [3] and again.recovery.losses == {LossReason.CLEARED: 1}
-    _, third = reopen(again._disk)
+    _, third = reopen(again._roots[0].disk)
     assert keys(third) == [3], "what oldest_valid says is handed on"
     for each in (store, again, third):
         each.close()
@@ -403,7 +404,7 @@ def test_opening_marks_the_store_as_open(disk):
     assert Superblock.parse(bytes(disk.content[:4096])).clean
     _, again = reopen(disk)
     assert again.recovery.clean
-    _, third = reopen(again._disk)
+    _, third = reopen(again._roots[0].disk)
     assert not third.recovery.clean
     again.close()
     third.close()

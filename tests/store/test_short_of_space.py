@@ -27,6 +27,7 @@ from sglang_histate.store import (
     RecordLayout,
     WriteLimits,
 )
+from sglang_histate.store.fault_plan import FaultPlan
 from sglang_histate.store.faults import FaultyDisk
 
 from .fakes import FakeDisk
@@ -83,7 +84,8 @@ class Sessions:
 
 def opened(layout: RecordLayout, sessions: Sessions, size_bytes: int, **settings) -> CheckpointStore:
     store = CheckpointStore.open(
-        root=settings.pop("root", Path("unused")),
+        roots=settings.pop("roots", [Path("unused")]),
+        allow_any_filesystem=True,
         fingerprint={"model": "test"},
         rank_name="tp0of1-pp0of1",
         size_bytes=size_bytes,
@@ -114,7 +116,7 @@ def test_64_mib_hold_what_is_worth_most_of_a_gibibyte(tmp_path: Path, rate: int 
     layout = RecordLayout((MIB - 4096,))
     assert layout.slab_bytes == MIB
     root, sessions = tmp_path / "ssd", Sessions(MIB)
-    store = opened(layout, sessions, CAP, root=root, write_limits=WriteLimits(bytes_per_s=rate))
+    store = opened(layout, sessions, CAP, roots=[root], write_limits=WriteLimits(bytes_per_s=rate))
     valued, highest, offered, step, hits, misses = range(1, 21), 0, 0, 0, 0, 0
     for number in valued:
         sessions.tree.add(number, 0, LONG)
@@ -166,8 +168,8 @@ def test_an_order_of_use_alone_would_have_lost_it(tmp_path: Path):
     """What the test above would be worth if anything did."""
     layout = RecordLayout((4096,))
     store = CheckpointStore.open(
-        root=Path("unused"), fingerprint={}, rank_name="r", size_bytes=4096 + 63 * layout.slab_bytes,
-        layout=layout, record_buffers=8, disk=FakeDisk(),
+        roots=[Path("unused")], fingerprint={}, rank_name="r", size_bytes=4096 + 63 * layout.slab_bytes,
+        layout=layout, record_buffers=8, disks=[FakeDisk()],
     )  # fmt: skip
     hits = 0
     for step in range(1, 1025):
@@ -190,8 +192,10 @@ def test_ranks_with_different_disks_refuse_and_give_up_the_same(seed: int):
     ranks, policies = [], []
     for number, delay_ms in enumerate((0.0, 6.0, 2.0)):
         sessions = Sessions(slab)
-        disk = FaultyDisk(FakeDisk(), delay_ms, 0.0, seed=f"{seed} {number}")
-        ranks.append(opened(layout, sessions, 4096 + 20 * slab, disk=disk, buffers=30, write_limits=limits))
+        disk = FaultyDisk(FakeDisk(), FaultPlan(), seed=f"{seed} {number}", delay_s=delay_ms / 1000)
+        ranks.append(
+            opened(layout, sessions, 4096 + 20 * slab, disks=[disk], buffers=30, write_limits=limits)
+        )
         policies.append(sessions)
     draw = random.Random(seed)
     started_s = [time.monotonic() - late for late in (0.0, 0.3, 0.1)]

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_histate.store import DropReason, EntryState, MissReason, PutResult, ReadTicket, StoreError
 from sglang_histate.store.faults import from_environment
+from sglang_histate.store.roots import BreakerRules
 
 from .conftest import LAYOUT, SLAB, key, open_store, put, settle, wait_finished
 from .fakes import FakeDisk
@@ -244,7 +245,7 @@ def test_removed_while_read(store):
 
 
 def test_breaker_counts_puts(disk):
-    store = open_store(disk=disk, breaker_failures=3, breaker_refused_puts=2)
+    store = open_store(disk=disk, breakers=BreakerRules(write_failures=3, pause_puts=2))
     disk.write_faults.extend(["eio"] * 4)
     for number in range(3):
         assert put(store, number) is PutResult.STORED
@@ -317,12 +318,15 @@ def test_writer_is_not_starved_by_reads(store, disk):
 
 
 def test_faults_from_the_environment(disk):
-    assert from_environment(disk, "tp0", LAYOUT, {}) is disk
+    assert from_environment(disk, "tp0", LAYOUT, environment={}) is disk
     broken = from_environment(
-        disk, "tp0", LAYOUT, {"HISTATE_TEST_DISK_FAULT_RATE": "1", "HISTATE_TEST_DISK_DELAY_MS": "1"}
+        disk,
+        "tp0",
+        LAYOUT,
+        environment={"HISTATE_TEST_DISK_FAULT_RATE": "1", "HISTATE_TEST_DISK_DELAY_MS": "1"},
     )
-    store = open_store(disk=disk)
-    store._reader._disk = broken
+    store = open_store(disk=disk, breakers=BreakerRules(read_failures=99))
+    store._roots[0].reader._disk = broken
     for number in range(8):
         put(store, number)
         settle(store)
@@ -369,5 +373,6 @@ def test_wait_finished_does_not_commit(store):
     assert store.lookup(key(1)).state is EntryState.WRITING
     assert store.outcomes(1, 0) == ([True], [])
     store.commit([False], [])
+    store.poll()
     assert store.lookup(key(1)) is None and store.stats().drops == {DropReason.OTHER_RANK: 1}
     all_back(store)

@@ -17,6 +17,7 @@ from sglang_histate.store import (
     RecordKind,
     WriteLimits,
 )
+from sglang_histate.store.roots import BreakerRules
 from sglang_histate.store.snapshot import SnapshotFile
 
 from .conftest import LAYOUT, chores_done, key, open_store, put, settle, wait_finished
@@ -111,7 +112,9 @@ def test_extents_cost_what_they_write(disk):
 
 
 def test_nothing_is_claimed_while_writes_fail(disk):
-    store = open_store(disk=disk, slabs=8, record_buffers=8, breaker_failures=2, breaker_refused_puts=3)
+    store = open_store(
+        disk=disk, slabs=8, record_buffers=8, breakers=BreakerRules(write_failures=2, pause_puts=3)
+    )
     disk.write_faults.extend(["eio", "eio"])
     for number in (1, 2):
         put(store, number)
