@@ -114,7 +114,7 @@ class Intake:
             return PutResult.BREAKER_OPEN
         if self._admission.crowded_out(self._writes, value) is PutResult.QUEUE_AGE:
             return PutResult.QUEUE_AGE
-        if not self._records.free:
+        if not self._records.free_for_writes:
             return PutResult.NO_BUFFER
         claim = self._admission.claim(name, self._layout.transfer_bytes(name.kind, n_pages), value)
         if isinstance(claim, PutResult):

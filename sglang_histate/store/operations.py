@@ -90,7 +90,7 @@ class IsReturned(Task[MissReason]):
         self.finished = True
 
     def succeeded(self) -> bool:
-        return not self.task.running
+        return not (self.task.given_up and self.task.running)
 
 
 Question = Probe | IsReturned

@@ -19,6 +19,7 @@ from .kinds import RecordKind
 from .layout import PAGE_BYTES, Fingerprint, RecordLayout, sums
 from .operations import Probe, ReadTicket
 from .reasons import MissReason
+from .records import Record
 from .striping import Striping
 from .tasks import Task
 
@@ -121,23 +122,24 @@ class Reader:
         if ticket.cancelled or ticket.cleared:
             # Nobody will look at the record. Not a failure: other ranks may have read it before the cancel.
             return None
-        failure = self._unfit(ticket) if ticket.shared else self._read(ticket)
+        record = ticket.record
+        if record is None:
+            return MissReason.TIMED_OUT  # it was given up before it began
+        failure = self._unfit(ticket, record) if ticket.shared else self._read(ticket, record)
         if failure is None and ticket.deliver is not None:
-            assert ticket.record is not None
-            if not ticket.seal():
-                return MissReason.TIMED_OUT  # what it delivers to may belong to somebody else by now
-            ticket.deliver(ticket.record)
+            with ticket.sealed() as allowed:
+                if not allowed:
+                    return MissReason.TIMED_OUT  # what it delivers to may belong to somebody else by now
+                ticket.deliver(record)
         return failure
 
-    def _unfit(self, ticket: ReadTicket) -> MissReason | None:
+    def _unfit(self, ticket: ReadTicket, record: Record) -> MissReason | None:
         """Bytes in memory may not have been written yet, so the writer may not have looked at them."""
-        assert ticket.record is not None
-        fit = self._layout.may_store(ticket.entry.kind, ticket.record.payload)
+        fit = self._layout.may_store(ticket.entry.kind, record.payload)
         return None if fit else MissReason.NOT_FINITE
 
-    def _read(self, ticket: ReadTicket) -> MissReason | None:
-        record, entry, layout = ticket.record, ticket.entry, self._layout
-        assert record is not None
+    def _read(self, ticket: ReadTicket, record: Record) -> MissReason | None:
+        entry, layout = ticket.entry, self._layout
         wanted = layout.transfer_bytes(entry.kind, entry.n_pages)
         # One call per record: the block layer splits it and keeps many commands in flight.
         count = self._disk.read_at([record.image[:wanted]], self._striping.offset(entry.slab))

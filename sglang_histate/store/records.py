@@ -79,8 +79,8 @@ class RecordPool:
 
     @property
     def free_for_writes(self) -> int:
-        """Free buffers that a writer may take: an eighth of all, at least one, is left to reads."""
-        return max(0, self.free - max(1, self.total // 8))
+        """Free buffers that a writer may take: an eighth of all, at least one of several, is left to reads."""
+        return max(0, self.free - max(min(1, self.total - 1), self.total // 8))
 
     def free_ids(self) -> tuple[int, ...]:
         """Return the free buffers, next one last."""

@@ -3,9 +3,9 @@
 Owns the hand-over between the scheduler thread and the thread that works: who may still touch the buffer, and
 whose word on the outcome counts. Knows neither records nor disks.
 
-    waiting -> running -> [sealed ->] finished
+    waiting -> running -> finished
        |          |
-       +----------+--> given up: finished for the scheduler, while the thread may hang in a call for ever
+       +----------+--> given up: finished for the scheduler, while a thread may hang in a call for ever
 
 A system call cannot be called back, so a task that was given up keeps its buffer until `running` is False.
 """
@@ -13,6 +13,8 @@ A system call cannot be called back, so a task that was given up keeps its buffe
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -27,34 +29,54 @@ class Task(Generic[Reason]):
     failure: Reason | None = field(default=None, init=False)
     finished: bool = field(default=False, init=False)
     given_up: bool = field(default=False, init=False)
-    running: bool = field(default=False, init=False)
     steps: int = field(default=0, init=False)
     """Grows with each piece that is done. Written by the thread."""
-    _sealed: bool = field(default=False, init=False, repr=False)
+    _threads: int = field(default=0, init=False, repr=False)
+    _sealed: int = field(default=0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
-    def begin(self) -> bool:
-        """Thread: start; False if it was given up before, then do nothing."""
-        with self._lock:
-            self.running = not self.given_up
-            return self.running
+    @property
+    def running(self) -> bool:
+        """A thread may touch the buffer."""
+        return self._threads > 0
 
-    def seal(self) -> bool:
-        """Thread: what follows has effects outside of the buffer. False if it was given up; else nobody can any more."""
+    def begin(self) -> bool:
+        """Thread: start; False if it was given up before, then do nothing. `finish` or `leave` must follow."""
         with self._lock:
-            self._sealed = not self.given_up
-            return self._sealed
+            if not self.given_up:
+                self._threads += 1
+            return not self.given_up
+
+    def leave(self) -> None:
+        """Thread: this one touches nothing any more; others go on."""
+        with self._lock:
+            self._threads -= 1
 
     def finish(self, failure: Reason | None) -> None:
-        """Thread: the last word, after which the thread touches nothing. Of a task that was given up, it is not heard."""
+        """Thread: leave with the last word. Of a task that was given up, it is not heard."""
         with self._lock:
-            self.running = False
+            self._threads = max(0, self._threads - 1)
             if not self.given_up:
                 self.failure = failure
                 self.finished = True
 
+    @contextmanager
+    def sealed(self) -> Iterator[bool]:
+        """Thread: what is done inside has effects outside of the buffer. False if it was given up, then do nothing.
+
+        While a thread is inside, nobody gives it up.
+        """
+        with self._lock:
+            allowed = not self.given_up
+            self._sealed += allowed
+        try:
+            yield allowed
+        finally:
+            with self._lock:
+                self._sealed -= allowed
+
     def give_up(self, failure: Reason) -> bool:
-        """Scheduler: count it as failed from now on; False if it has finished or is about to."""
+        """Scheduler: count it as failed from now on; False if it has finished or must not be disturbed now."""
         with self._lock:
             if self.finished or self._sealed:
                 return False

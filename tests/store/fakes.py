@@ -75,6 +75,7 @@ class FakeDisk:
             result = len(data) if fault[0] == "short" else result
         if isinstance(fault, tuple) and fault[0] == "flip":
             data[fault[1] % len(data)] ^= 0x10
+        self.content.extend(bytes(max(0, offset - len(self.content))))  # a hole, after the file was cut
         self.content[offset : offset + len(data)] = data
         self.largest_offset = max(self.largest_offset, offset + result)
         return result
