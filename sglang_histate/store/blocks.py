@@ -224,7 +224,7 @@ class SlabHeader:
         if version != FORMAT_VERSION or kind is None or end + _SUM.size > len(header):
             return None
         found = struct.unpack_from(f"<{parts}Q", header, _HEADER.size)
-        page_keys = tuple(header[at : at + KEY_BYTES] for at in range(keys_at, end, KEY_BYTES))
+        page_keys = struct.unpack_from(f"{KEY_BYTES}s" * n_keys, header, keys_at)
         if kind is RecordKind.KV and (not page_keys or page_keys[-1] != key):
             return None
         return cls(kind, number, key, at_token, content, captured, half, found, parent, page_keys, namespace)
