@@ -28,11 +28,11 @@ class GatedDisk(FakeDisk):
         self._changed = threading.Condition()
 
     def read_at(self, buffers, offset):
-        self._wait("read", offset)
+        self._wait(offset)
         return super().read_at(buffers, offset)
 
     def write_at(self, buffers, offset):
-        self._wait("write", offset)
+        self._wait(offset)
         return super().write_at(buffers, offset)
 
     def release(self) -> None:
@@ -44,8 +44,10 @@ class GatedDisk(FakeDisk):
         with self._changed:
             assert self._changed.wait_for(lambda: self.hanging == count, 5), self.hanging
 
-    def _wait(self, _way: str, offset: int) -> None:
+    def _wait(self, offset: int) -> None:
         with self._changed:
+            if offset not in self.stuck:
+                return
             self.hanging += 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: offset not in self.stuck, 20)
