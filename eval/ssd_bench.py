@@ -170,7 +170,7 @@ def _snapshot_ms(store: CheckpointStore) -> float:
     store.snapshot()
     took = thread_time() - started
     written = threading.Event()
-    store._writer.do(written.set)
+    store._roots[0].writer.do(written.set)
     written.wait()
     return took * 1000
 
