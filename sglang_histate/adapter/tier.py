@@ -126,7 +126,7 @@ class SsdTier:
             self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
         ):
             # Only the time could change something, and a step in which nothing else happens should not cost a message.
-            self._quiet_steps += self.store.admission.waits_for_time
+            self._quiet_steps += self.store.admission.waits_for_time or self.store.restless
             if self._quiet_steps < TIME_STEPS:
                 return
         self._quiet_steps = 0
