@@ -143,7 +143,8 @@ def _start_tier(
     )
     ranking.connect(store)
     agree_on_written(store, agreement)
-    trust = Trust(store, slab_file(roots[0], store.fingerprint, rank_name).parent, agreement)
+    folders = [slab_file(root, store.fingerprint, rank_name).parent for root in roots]
+    trust = Trust(store, folders, agreement)
     PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class Trust:
-    """Scheduler thread only. `folder` is where this rank's slabs lie, None in tests without files."""
+    """Scheduler thread only. `folders` are where this rank's slabs lie, one for each root."""
 
-    def __init__(self, store: CheckpointStore, folder: Path | None, agreement: Any) -> None:
+    def __init__(self, store: CheckpointStore, folders: Sequence[Path], agreement: Any) -> None:
         self._store = store
-        self._file = None if folder is None else folder / QUARANTINE_FILE
-        self.quarantine = None if self._file is None else read_quarantine(self._file)
+        self._folders = tuple(folders)
+        notes = [read_quarantine(folder / QUARANTINE_FILE) for folder in self._folders]
+        # What one root holds is as wrong as what the others do, and a root may have been left out meanwhile.
+        self.quarantine = next((note for note in notes if note is not None), None)
         # The tree may hold something that was computed from a wrong state.
         self.tree_doubted = False
         if agreement.minimum([-int(self.quarantine is not None)])[0] < 0:
@@ -47,17 +50,21 @@ class Trust:
     def _begin(self, quarantine: Quarantine) -> None:
         self.quarantine = quarantine
         self._store.quarantine()
-        where = "the store" if self._file is None else str(self._file.parent)
         logger.critical(
             "HISTATE ALARM: the SSD tier is in quarantine since %s and is neither read nor written: %s. Keep a copy of %s to "
-            "find out why; then stop the server and remove that directory, or name another --histate-ssd-dir.",
+            "find out why; then stop the server and run histate store purge, or name another --histate-ssd-dir.",
             quarantine.since,
             quarantine.why,
-            where,
+            " and ".join(str(folder) for folder in self._folders) or "the store",
         )
-        if self._file is not None:
+        for folder in self._folders:
             # A disk that hangs must not stop the scheduler, least of all now.
-            threading.Thread(target=self._note, args=(self._file, quarantine), name="histate-note").start()
+            threading.Thread(
+                target=self._note,
+                args=(folder / QUARANTINE_FILE, quarantine),
+                name="histate-note",
+                daemon=True,
+            ).start()
 
     @staticmethod
     def _note(file: Path, quarantine: Quarantine) -> None:

@@ -4,7 +4,7 @@
     HISTATE_TEST_DISK_FAULT_RATE  probability that a read fails: half with EIO, half with one wrong byte
     HISTATE_TEST_DISK_FAULTS      rules such as eio=0.1,stuck:read@1=1, see `fault_plan`; or @FILE: the rules
                                   are what that file says now, so that a test can break and mend a running server
-    HISTATE_TEST_WRONG_STATES     if set, checkpoints are written with other numbers, and sums that fit them
+    HISTATE_TEST_WRONG_STATES     a file: while it exists, checkpoints are written with other numbers and sums that fit
 
 The random numbers are seeded with the names of the rank and of the root, so that ranks differ from each other
 but not from run to run. A transfer that is stuck goes on when the rules name `stuck` no more.
@@ -206,8 +206,8 @@ def from_environment(
     delay_ms = float(environment.get(DELAY_VARIABLE) or 0)
     rate = float(environment.get(FAULT_VARIABLE) or 0)
     text = environment.get(PLAN_VARIABLE) or ""
-    if environment.get(WRONG_VARIABLE):
-        disk = WrongStatesDisk(disk, layout)
+    if switch := environment.get(WRONG_VARIABLE):
+        disk = WrongStatesDisk(disk, layout, Path(switch))
     if not (delay_ms or rate or text):
         return disk
     plan_file = Path(text[1:]) if text.startswith("@") else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -16,15 +17,16 @@ from .layout import RecordLayout
 
 
 class WrongStatesDisk:
-    """Passes everything on to `inner`, but changes the first layer of each checkpoint that is written.
+    """Passes everything on to `inner`, but changes the first layer of each checkpoint that is written while `switch` exists.
 
     Its numbers keep their size and lose their signs, and the header's sum is that of the changed bytes: what a defect
     before the sum was taken would leave. Only for records that go out in one piece.
     """
 
-    def __init__(self, inner: Disk, layout: RecordLayout) -> None:
+    def __init__(self, inner: Disk, layout: RecordLayout, switch: Path) -> None:
         self._inner = inner
         self._layout = layout
+        self._switch = switch
 
     @property
     def direct(self) -> bool:
@@ -44,7 +46,7 @@ class WrongStatesDisk:
         (buffer,) = buffers
         layout = self._layout
         header = SlabHeader.parse(bytes(buffer[: layout.header_bytes]))
-        if header is None or header.kind is not RecordKind.CHECKPOINT:
+        if header is None or header.kind is not RecordKind.CHECKPOINT or not self._switch.exists():
             return self._inner.write_at(buffers, offset)
         copy = memoryview(mmap.mmap(-1, len(buffer), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         copy[:] = buffer

@@ -134,7 +134,7 @@ class Rank:
                 rate=verify_rate,
                 store=self.store,
                 layout=layout,
-                trust=Trust(self.store, None, Alone()),
+                trust=Trust(self.store, (), Alone()),
                 agreement=agreement,
                 counters=self.counters,
                 page_size=PAGE,

@@ -15,7 +15,7 @@ import pytest
 from eval.servers import Server
 
 FOLDER = "{folder}"
-"""In a spec's arguments: the folder of this run."""
+"""In a spec's arguments and environment: the folder of this run."""
 # Threads that wait actively for each other are slow where several servers share few cores.
 ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 # The default of HiCache depends on the memory that is free, and refuses to start where others use most of it.
@@ -23,7 +23,7 @@ HOST_SIZE = ("--hicache-ratio", "2")
 MODULE_ORDER = (
     "test_refusals", "test_openai_api", "test_rewrites", "test_tiers", "test_known_failures", "test_edges", "test_one_pool",
     "test_switched_off", "test_write_limits",
-    "test_capture", "test_checkpoint_dtype", "test_fuzz", "test_restart", "test_tensor_parallel",
+    "test_capture", "test_checkpoint_dtype", "test_fuzz", "test_restart", "test_verify", "test_tensor_parallel",
 )  # fmt: skip
 
 
@@ -71,7 +71,8 @@ class Servers:
             else:
                 arguments += ["--disable-histate"]
             log = self._folder / f"{spec.name}.log"
-            self._server = Server(arguments, log, {**ENVIRON, **dict(spec.environ)})
+            environ = {name: value.replace(FOLDER, str(self._folder)) for name, value in spec.environ}
+            self._server = Server(arguments, log, {**ENVIRON, **environ})
             self._spec = spec
             self._server.wait_ready()
         self._server.flush()

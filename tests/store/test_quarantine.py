@@ -8,8 +8,8 @@ import stat
 import pytest
 
 from sglang_histate.store import DropReason, EntryState, MissReason, PutResult, RecordKind
-from sglang_histate.store.faults import WrongStatesDisk
 from sglang_histate.store.quarantine import Quarantine, read_quarantine, write_quarantine
+from sglang_histate.store.wrong_states import WrongStatesDisk
 
 from .conftest import LAYOUT, chores_done, key, open_store, put, put_extent, settle, wait_finished
 
@@ -96,14 +96,22 @@ def test_a_note_is_not_written_through_a_link(tmp_path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_disk_that_writes_wrong_states_passes_every_check(disk) -> None:
-    store = open_store(disk=WrongStatesDisk(disk, LAYOUT), keep_unrestorable=True)
+def test_a_disk_that_writes_wrong_states_passes_every_check(disk, tmp_path) -> None:
+    switch = tmp_path / "wrong"
+    store = open_store(disk=WrongStatesDisk(disk, LAYOUT, switch), keep_unrestorable=True, record_buffers=8)
+    put(store, 3, fill=7)
+    settle(store)
+    switch.touch()
     put(store, 1, fill=7)
     put_extent(store, 2, fill=9)
     settle(store)
-    state, kv = store.begin_read(key(1)), store.begin_read(key(2), kind=RecordKind.KV)
+    state, kv, right = (
+        store.begin_read(key(1)),
+        store.begin_read(key(2), kind=RecordKind.KV),
+        store.begin_read(key(3)),
+    )
     settle(store)
-    assert state.ok and kv.ok
+    assert state.ok and kv.ok and right.ok and set(right.record.payload.tolist()) == {7}
     assert bytes(state.record.payload[:8]) == bytes([7, 7, 7, 135] * 2)
     assert set(state.record.payload[5000:].tolist()) == {7} and kv.record.kv_pages[0][3] == 9
     store.close()
