@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -308,7 +309,7 @@ class FaultIns:
         ticket = None
         if slot is not None:
             fault.slot = slot
-            ticket = self._store.begin_read(key, deliver=lambda record: self._deliver(fault, record))
+            ticket = self._store.begin_read(key, deliver=partial(self._deliver, fault))
         if slot is None or ticket is None or isinstance(ticket, MissReason):
             if slot is not None:
                 self._slots.free(slot)
@@ -351,9 +352,9 @@ class FaultIns:
         )
         return True
 
-    def _deliver(self, fault: FaultIn, record: Record) -> None:
+    def _deliver(self, fault: FaultIn, record: Record, layers: range) -> None:
         """Reader thread: copy verified bytes into the host slot, so that the scheduler thread never does."""
-        fault.landing.copy(lambda: self._slots.fill(fault.slot, record.payload))
+        fault.landing.copy(lambda: self._slots.fill(fault.slot, record.payload, layers))
 
     def _attach(self, fault: FaultIn) -> None:
         req = next(iter(fault.waiters.values()))

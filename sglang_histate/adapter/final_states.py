@@ -7,8 +7,8 @@ The checkpoint that it supersedes is an intermediate one now and goes from the h
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.output_ends import OutputEnd
-from sglang_histate.store import CheckpointStore, EntryState, MissReason, ReadTicket, Record
+from sglang_histate.store import CheckpointStore, Deliver, EntryState, MissReason, ReadTicket, Record
 
 
 @dataclass(eq=False)
@@ -105,13 +105,13 @@ class FinalStates:
             copy.landing.cancel()
         self._copies.clear()
 
-    def _into(self, copy: _Copy) -> Callable[[Record], None]:
-        """Return what a reader thread calls with the record."""
-        return lambda record: self._deliver(copy, record)
+    def _into(self, copy: _Copy) -> Deliver:
+        """Return what a reader thread calls with each part of the record."""
+        return partial(self._deliver, copy)
 
-    def _deliver(self, copy: _Copy, record: Record) -> None:
+    def _deliver(self, copy: _Copy, record: Record, layers: range) -> None:
         """Reader thread."""
-        copy.landing.copy(lambda: self._slots.fill(copy.slot, record.payload))
+        copy.landing.copy(lambda: self._slots.fill(copy.slot, record.payload, layers))
 
     def _depth(self, node: Any) -> int:
         return int(self._core.ranking.tree.start(node.id) + len(node.key))

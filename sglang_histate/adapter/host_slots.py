@@ -39,18 +39,22 @@ class HostSlots:
         """Free a node's host state if it is on the device too."""
         self._component.drop_loaded_host_state(node_id)
 
-    def fill(self, slot: torch.Tensor, payload: Any) -> None:
-        """Copy a record's payload into `slot`, decoded. Safe on any thread while the slot is held."""
+    def fill(self, slot: torch.Tensor, payload: Any, layers: range) -> None:
+        """Copy some layers of a record's payload into `slot`, decoded. Safe on any thread while the slot is held."""
         layout, index = self._layout, int(slot[0])
+        size = layout.segment_bytes
         if layout.encoding is CheckpointDtype.NATIVE:
-            self._face.fill(index, payload)
+            start = layers.start * size
+            self._face.fill(index, payload[start : layers.stop * size], start)
             return
-        segment = np.zeros(layout.segment_bytes, dtype=np.uint8)
+        segment = np.zeros(size, dtype=np.uint8)
         (decoded,) = layout.views(segment)
-        for layer, encoded in enumerate(layout.record_views(payload)):
+        views = layout.record_views(payload)
+        for layer in layers:
+            encoded = views[layer]
             layout.codec.decode(encoded.temporal, decoded.temporal)
             decoded.conv.copy_(encoded.conv)
-            self._face.fill(index, segment, layer * layout.segment_bytes)
+            self._face.fill(index, segment, layer * size)
 
     def read_into(self, slot: torch.Tensor, payload: Any) -> None:
         """Copy the state in `slot` into a record's payload, encoded."""

@@ -155,12 +155,13 @@ class KvRestore:
         else:
             self._todo.append(_Read(key, skip, tuple(pages)))
 
-    def _deliver(self, read: _Read, record: Record) -> None:
+    def _deliver(self, read: _Read, record: Record, verified: range) -> None:
         """Reader thread: copy verified pages into the arena."""
         size, memory = self._face.arena.page_bytes, self._face.arena.memory
 
         def copy() -> None:
-            for offset, page in enumerate(read.pages):
-                memory[page * size : (page + 1) * size] = record.kv_pages[read.skip + offset]
+            for at, page in enumerate(read.pages, read.skip):
+                if at in verified:
+                    memory[page * size : (page + 1) * size] = record.kv_pages[at]
 
         self._landing.copy(copy)

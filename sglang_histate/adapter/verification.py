@@ -15,6 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sglang_histate.adapter import internal_request
@@ -174,7 +175,7 @@ class Verification:
         if check.ended:
             self._store.release_record(check.record)
             return True
-        ticket = self._store.begin_read(row.key, deliver=lambda record: self._compare(check, record))
+        ticket = self._store.begin_read(row.key, deliver=partial(self._compare, check))
         if isinstance(ticket, MissReason):
             check.planned = False
             gone = ticket in (MissReason.ABSENT, MissReason.QUARANTINED)
@@ -253,9 +254,10 @@ class Verification:
         else:
             self._skip(reason)
 
-    def _compare(self, check: Check, record: Record) -> None:
+    def _compare(self, check: Check, record: Record, layers: range) -> None:
         """Reader thread."""
-        check.difference = compare(self._layout, record.payload, check.record.payload)
+        if layers.stop == len(self._layout.layer_ids):  # the last ones: now all are there
+            check.difference = compare(self._layout, record.payload, check.record.payload)
 
     def _judge(self, check: Check) -> None:
         found = check.difference

@@ -6,7 +6,7 @@ from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
 from .namespaces import namespace_of
 from .opening import RecoveryReport
-from .operations import Committed, ReadTicket, WriteOutcome
+from .operations import Committed, Deliver, ReadTicket, WriteOutcome
 from .probe import DirectoryFacts, check_roots, probe_directory
 from .reasons import DropReason, MissReason, PutResult, StoreError
 from .records import Record
@@ -19,6 +19,7 @@ __all__ = [
     "NO_PARENT",
     "CheckpointStore",
     "Committed",
+    "Deliver",
     "DirectoryFacts",
     "DropReason",
     "Entry",

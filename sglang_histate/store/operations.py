@@ -23,7 +23,8 @@ from .reasons import DropReason, MissReason
 from .records import Record
 from .tasks import Task
 
-Deliver = Callable[[Record], None]
+Deliver = Callable[[Record, range], None]
+"""Hears of the next parts of a record that are verified: segments of a checkpoint, pages of an extent."""
 
 
 @dataclass(eq=False)

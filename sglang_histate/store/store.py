@@ -244,9 +244,10 @@ class CheckpointStore:
     ) -> ReadTicket | MissReason:
         """Start reading `key`, and touch it. The entry keeps its slab until the read is committed.
 
-        `deliver(record)` runs on a reader thread once the bytes are verified and before the read counts as
-        completed; if it raises, the read is a miss. It must not call the store. Of an extent, `n_pages` of
-        `record.kv_pages` are valid, see `lookup`.
+        `deliver(record, parts)` runs on a reader thread, for one run of parts after the other, once their bytes
+        are verified and before the read counts as completed: segments of `layout.segment_bytes` or pages of
+        `record.kv_pages`. If it raises, the read is a miss, and a miss may come after some parts were delivered. It
+        must not call the store. Of an extent, `n_pages` of `record.kv_pages` are valid, see `lookup`.
         """
         return self._readout.begin(Key(key, kind), deliver)
 

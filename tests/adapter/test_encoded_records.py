@@ -120,7 +120,8 @@ def test_a_host_slot_gets_the_decoded_record(encoding, temporal) -> None:
         for place, part in zip(views.temporal, layout.codec.encode(states[index][None]), strict=True):
             place.copy_(part[0])
         views.conv.copy_(windows[index])
-    engine.slots.fill(slot, payload)
+    for layers in (range(1), range(1, len(layout.layer_ids))):  # as they come from the disk
+        engine.slots.fill(slot, payload, layers)
     for index, found in enumerate(engine.host_state(int(slot[0]))):
         assert torch.equal(found.temporal, through(encoding, states[index]))
         assert torch.equal(found.conv, windows[index])
@@ -157,7 +158,8 @@ def test_the_host_copy_of_a_final_state_is_what_the_ssd_would_give(encoding) -> 
     key = PageKeys(PAGE, None, None).at(ids, 512)
     assert rank.store.lookup(key).state is EntryState.LIVE
     other = rank.engine.slots.alloc()
-    ticket = rank.store.begin_read(key, deliver=lambda record: rank.engine.slots.fill(other, record.payload))
+    fill = rank.engine.slots.fill
+    ticket = rank.store.begin_read(key, lambda record, layers: fill(other, record.payload, layers))
     rank.drain()
     assert ticket.ok
     rank.store.release(ticket)

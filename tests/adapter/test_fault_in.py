@@ -549,10 +549,10 @@ def test_a_flush_while_bytes_are_being_delivered(bench, monkeypatch) -> None:
     inside, go, log = threading.Event(), threading.Event(), []
     real = bench.engine.slots.fill
 
-    def slow(slot, payload) -> None:
+    def slow(slot, payload, layers) -> None:
         inside.set()
         assert go.wait(10)
-        real(slot, payload)
+        real(slot, payload, layers)
         log.append("filled")
 
     monkeypatch.setattr(bench.engine.slots, "fill", slow)
@@ -575,7 +575,7 @@ def test_a_flush_while_bytes_are_being_delivered(bench, monkeypatch) -> None:
 def test_a_flush_before_bytes_are_delivered(bench, monkeypatch) -> None:
     bench.put(512)
     filled = []
-    monkeypatch.setattr(bench.engine.slots, "fill", lambda slot, payload: filled.append(int(slot[0])))
+    monkeypatch.setattr(bench.engine.slots, "fill", lambda slot, *_: filled.append(int(slot[0])))
     bench.disk.reads_allowed.clear()
     req = rewrite(700)
     assert not bench.faults.ready(req)

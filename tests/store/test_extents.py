@@ -145,7 +145,7 @@ def test_an_extent_being_written_serves_reads(store, disk):
     disk.writes_allowed.clear()
     put_extent(store, 1, 2, fill=30)
     heard = []
-    ticket = store.begin_read(key(1), lambda record: heard.append(is_extent(record, 2, 30)), kind=KV)
+    ticket = store.begin_read(key(1), lambda record, parts: heard.append(is_extent(record, 2, 30)), kind=KV)
     assert ticket.shared and store.lookup(key(1), KV).state is EntryState.WRITING
     while store.completed()[1] == 0:
         pass
@@ -164,7 +164,9 @@ def test_deliver_sees_verified_pages_only(store, disk):
     for fault in (None, ("flip", 4096 + 7000)):
         if fault:
             disk.read_faults.append(fault)
-        ticket = store.begin_read(key(1), lambda record: heard.append(is_extent(record, 3, 30)), kind=KV)
+        ticket = store.begin_read(
+            key(1), lambda record, parts: heard.append(is_extent(record, 3, 30)), kind=KV
+        )
         settle(store)
         store.release(ticket)
     assert heard == [True] and ticket.miss_reason is MissReason.CORRUPT_PAGE

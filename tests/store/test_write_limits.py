@@ -186,9 +186,9 @@ def test_a_lent_record_is_delivered_and_comes_back(disk):
     record = store.acquire_record()
     record.payload[:] = 7
     heard = []
-    ticket = store.lend(key(1), 64, record, lambda lent: heard.append(int(lent.payload[0])))
+    ticket = store.lend(key(1), 64, record, lambda lent, parts: heard.append((int(lent.payload[0]), parts)))
     settle(store)
-    assert ticket.ok and heard == [7] and ticket.at_token == 64
+    assert ticket.ok and heard == [(7, range(len(LAYOUT.segment_bytes)))] and ticket.at_token == 64
     store.release(ticket)
     stats = store.stats()
     assert stats.buffers_free == stats.buffers_total and stats.slabs_used == 0 and stats.bytes_read == 0
@@ -198,13 +198,13 @@ def test_a_lent_record_is_delivered_and_comes_back(disk):
 def test_a_lent_record_whose_delivery_fails_comes_back_too(disk):
     store = limited(disk)
 
-    def fail(record: Record) -> None:
+    def fail(record: Record, parts: range) -> None:
         raise ValueError("no room")
 
     ticket = store.lend(key(1), 64, store.acquire_record(), fail)
     settle(store)
     assert ticket.ok is False and store.stats().buffers_free == store.stats().buffers_total
-    cleared = store.lend(key(1), 64, store.acquire_record(), lambda record: None)
+    cleared = store.lend(key(1), 64, store.acquire_record(), lambda record, parts: None)
     store.clear()
     settle(store)
     assert cleared.miss_reason is MissReason.CLEARED
