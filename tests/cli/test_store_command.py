@@ -317,5 +317,13 @@ def test_links_and_foreign_files_are_refused(root: Path, tmp_path: Path, capsys,
         assert code == 1 and "belongs to user" in err, argv
 
 
+def test_every_action_is_in_the_manual() -> None:
+    from sglang_histate.cli.store import ACTIONS
+
+    manual = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    for action in ACTIONS:
+        assert f"| `{action.__name__.rpartition('.')[2]}` |" in manual
+
+
 def test_kinds_are_spelled_as_in_the_status() -> None:
     assert [kind.value for kind in RecordKind] == ["checkpoint", "kv"]

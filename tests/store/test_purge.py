@@ -11,10 +11,11 @@ import pytest
 
 from sglang_histate.store import DropReason, MissReason, PutResult, RecordKind, StoreError, namespace_of
 from sglang_histate.store.purge import purge_all, purge_namespace
+from sglang_histate.store.quarantine import QUARANTINE_FILE, Quarantine, write_quarantine
 from sglang_histate.store.snapshot import Snapshot
 from sglang_histate.store.survey import SlabFile, SlabState, survey
 
-from .conftest import LAYOUT, chores_done, fill_extent, key, open_store, page_keys, settle
+from .conftest import chores_done, fill_extent, key, open_store, page_keys, settle
 from .fakes import FakeDisk
 
 ONE, TWO = namespace_of(None, "one"), namespace_of(None, "two")
@@ -166,6 +167,8 @@ def test_a_namespace_of_a_closed_store(root: Path, overwrite) -> None:
 
 def test_a_whole_closed_store(root: Path) -> None:
     filled(root=root).close()
+    (path,) = survey(root).files
+    write_quarantine(path.with_name(QUARANTINE_FILE), Quarantine(0.0, "a test"))
     with slab_file(root) as file:
         again = os.dup(file.fd)
         assert purge_all(file, overwrite=False, progress=lambda _: None) == 8
@@ -221,5 +224,9 @@ def test_a_disk_that_fails_is_one_sentence(root: Path, monkeypatch) -> None:
             purge_namespace(file, ONE, overwrite=False, progress=lambda _: None)
 
 
-def test_a_read_beside_the_layout(disk: FakeDisk) -> None:
-    assert LAYOUT.header_bytes == 4096  # the content searches above rely on whole headers
+def test_a_store_in_quarantine_can_be_purged(disk: FakeDisk) -> None:
+    store = filled(disk=disk)
+    store.quarantine()
+    assert store.purge(ONE) == 0  # the index is empty already
+    chores_done(store)
+    assert store.stats().purges.erased == 4 and ONE not in bytes(disk.content)
