@@ -339,8 +339,10 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
-        wait_finished(self.store)
-        self.took(self.store.poll())
+        # A failed write is followed by the question whether its thread has returned.
+        while self.store.outstanding:
+            wait_finished(self.store)
+            self.took(self.store.poll())
         while self.held:
             self.release()
         stats = self.store.stats()
