@@ -38,6 +38,7 @@ class Unverified(Enum):
     RECORD_GONE = "checkpoint_gone"
     READ_FAILED = "read_failed"
     INTERRUPTED = "interrupted"  # by requests, each time that it was tried
+    PURGED = "purged"
     NOT_ADMITTED = "not_admitted"  # the memory of the device did not suffice
     CACHE_RESET = "cache_reset"
 

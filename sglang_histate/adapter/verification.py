@@ -40,6 +40,7 @@ MAX_STEPS_QUEUED = 1000
 
 @dataclass(eq=False)
 class _Sample:
+    namespace: bytes  # whose tokens these are
     key: bytes
     tokens: array  # up to the checkpoint
     tries: int = 0
@@ -93,7 +94,8 @@ class Verification:
     def restored(self, req: Any, position: int) -> None:
         """`req` resumes from the SSD's checkpoint at `position`: it may be a sample."""
         tokens = req.full_untruncated_fill_ids
-        key = state_of(req, self._page_size).keys.at(tokens, position)
+        keys = state_of(req, self._page_size).keys
+        key = keys.at(tokens, position)
         if not is_sampled(key, self._counters.restored_requests, self.rate):
             return
         if req.lora_id is not None or req.multimodal_inputs is not None or req.token_type_ids is not None:
@@ -103,7 +105,7 @@ class Verification:
         elif len(self._pending) >= MAX_PENDING:
             self._skip(Unverified.NEVER_IDLE)
         else:
-            self._pending.append(_Sample(key, array("q", tokens[:position])))
+            self._pending.append(_Sample(keys.namespace, key, array("q", tokens[:position])))
 
     def idle(self, scheduler: Any) -> None:
         """The scheduler found nothing to run in this step. Called on every rank in the same step."""
@@ -207,6 +209,17 @@ class Verification:
         for _ in range(len(self._pending)):
             self._pending.popleft()
             self._skip(Unverified.CACHE_RESET)
+
+    def forget(self, namespace: bytes | None) -> None:
+        """Keep no tokens of a tenant that is being purged; None: of nobody. A last chunk that is under way ends."""
+        check = self._check
+        if check is not None and not check.planned and namespace in (None, check.sample.namespace):
+            self._give_up(check, Unverified.PURGED)
+            internal_request.cancel(check.scheduler, check.name)
+        kept = [sample for sample in self._pending if namespace not in (None, sample.namespace)]
+        for _ in range(len(self._pending) - len(kept)):
+            self._skip(Unverified.PURGED)
+        self._pending = deque(kept)
 
     def as_json(self) -> dict[str, Any]:
         return {

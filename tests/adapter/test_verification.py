@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_histate.adapter.counters import Unverified
+from sglang_histate.adapter.purge import purge
 from sglang_histate.adapter.verification import MAX_PENDING, MAX_STEPS_QUEUED, MAX_TOKENS, MAX_TRIES
+from sglang_histate.store import namespace_of
 
 from .conftest import GPU
 from .engine import PAGE, request, tokens
@@ -155,6 +157,21 @@ def test_what_is_not_sampled(rank, scheduler) -> None:
         == 1
     )
     assert not rank.tier.verification.as_json()["pending"]
+
+
+def test_no_tokens_of_a_purged_tenant_are_kept(rank, scheduler) -> None:
+    restored(rank)
+    other = request(tokens((6, 300)), cache_salt="b")
+    rank.tier.verification.restored(other, 64)
+    start(scheduler)
+    purge(rank.engine.cache, namespace_of(None, "b"))
+    assert rank.tier.verification.as_json()["pending"] == 0 and rank.tier.verification.as_json()["running"]
+    assert scheduler.waiting and skipped(rank) == {Unverified.PURGED: 1}
+    purge(rank.engine.cache, None)
+    assert not rank.tier.verification.as_json()["running"] and not scheduler.waiting
+    assert skipped(rank) == {Unverified.PURGED: 2}
+    scheduler.settle()
+    rank.check_idle()
 
 
 def test_a_checkpoint_that_went_meanwhile(rank, scheduler) -> None:
