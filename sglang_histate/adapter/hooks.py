@@ -127,6 +127,13 @@ def add_internal_state(scheduler: Any, state: dict[str, Any], request: Any) -> N
     state["histate"] = cache_status(scheduler.tree_cache) if purged is None else purged
 
 
+def weights_change(scheduler: Any) -> None:
+    """``SchedulerWeightUpdaterManager``: weights are about to be replaced, from a file or from memory."""
+    tier = None if scheduler is None else getattr(scheduler.tree_cache, "tier", None)
+    if tier is not None:
+        tier.verification.trust.weights_change()
+
+
 def install_routes(app: Any) -> None:
     """``http_server``: GET /histate/status, POST /histate/purge."""
     from sglang_histate.adapter.status import install_routes as install

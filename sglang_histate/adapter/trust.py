@@ -32,6 +32,7 @@ class Trust:
         notes = [read_quarantine(folder / QUARANTINE_FILE) for folder in self._folders]
         # What one root holds is as wrong as what the others do, and a root may have been left out meanwhile.
         self.quarantine = next((note for note in notes if note is not None), None)
+        self.other_weights = False  # the server has others than it started with
         # The tree may hold something that was computed from a wrong state.
         self.tree_doubted = False
         if agreement.minimum([-int(self.quarantine is not None)])[0] < 0:
@@ -42,6 +43,21 @@ class Trust:
         self.tree_doubted = True
         if self.quarantine is None:
             self._begin(Quarantine(time.time(), why))
+
+    def weights_change(self) -> None:
+        """Use nothing of the store any more: its name stands for the weights that the server started with.
+
+        Nothing on the disk is wrong, so there is no note: with the old weights the next run uses it again. All ranks
+        call it in the same step.
+        """
+        if self.other_weights:
+            return
+        self.other_weights = True
+        self._store.quarantine()
+        logger.warning(
+            "HiState: weights are changed while the server runs. The SSD tier belongs to those that it started with, so it is "
+            "neither read nor written any more; start the server again with the new ones to have it back."
+        )
 
     def flushed(self) -> None:
         """The tree is empty: what comes into it from now on was computed."""
@@ -81,4 +97,5 @@ class Trust:
             "quarantined": found is not None,
             "quarantined_since": None if found is None else found.since,
             "quarantine_reason": None if found is None else found.why,
+            "weights_changed": self.other_weights,
         }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_histate.adapter.hooks import weights_change
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.store import PutResult
@@ -215,3 +216,23 @@ def test_two_ranks_check_the_same_and_come_to_the_same(wrong_rank) -> None:
     for rank in ranks:
         assert rank.counters.verified == 1 and rank.counters.mismatches == (wrong_rank is not None)
         rank.store.close()
+
+
+def test_other_weights_end_the_use_of_the_store_and_leave_no_note(rank, caplog) -> None:
+    """What is stored from now on would be found under the old weights' name by the next run."""
+    put(rank.store, rank.engine.layout, b"o" * 32, 64, 1.0)
+    rank.drain()
+    weights_change(SimpleNamespace(tree_cache=rank.engine.cache))
+    weights_change(SimpleNamespace(tree_cache=rank.engine.cache))
+    assert caplog.text.count("weights are changed") == 1
+    assert not list(rank.store.entries())
+    record = rank.store.acquire_record()
+    assert rank.store.put(b"n" * 32, 64, record) is PutResult.QUARANTINED
+    found = rank.tier.verification.as_json()
+    assert found["weights_changed"] and not found["quarantined"]
+    assert not rank.tier.verification.trust.tree_doubted, "SGLang itself empties the tree, if it is asked to"
+
+
+def test_without_histate_new_weights_are_nobodys_business() -> None:
+    weights_change(None)
+    weights_change(SimpleNamespace(tree_cache=object()))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from eval.servers import Server
+from sglang_histate.demo import ensure_demo_model
 
 from .conftest import ENVIRON, Servers
 from .slabs import prefix_keys, read_names, slab_files
@@ -142,3 +143,13 @@ def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
     server = restarts.start("--no-histate-keep-on-restart")
     assert server.status()["tiers"]["ssd"]["entries"] == 0
     assert all(cached(answer) == 0 for answer in ask_all(server, contexts))
+
+    # Other weights, here the same ones again: what belongs to the old ones is out of use.
+    session(server, "old weights")
+    assert server.settle()["tiers"]["ssd"]["entries"] > 0
+    model = server.post("/update_weights_from_disk", {"model_path": str(ensure_demo_model())})
+    assert model["success"], model
+    context = session(server, "new weights")
+    status = server.settle()
+    assert status["tiers"]["ssd"]["entries"] == 0 and status["verification"]["weights_changed"]
+    assert cached(server.generate(context, 1)) > 0, "device and host go on"
