@@ -24,6 +24,7 @@ MODULE_ORDER = (
     "test_refusals", "test_openai_api", "test_rewrites", "test_tiers", "test_known_failures", "test_edges", "test_one_pool",
     "test_switched_off", "test_write_limits",
     "test_capture", "test_checkpoint_dtype", "test_fuzz", "test_restart", "test_verify", "test_tensor_parallel",
+    "test_purge",
 )  # fmt: skip
 
 
