@@ -71,6 +71,9 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
     helping = bool({"-h", "--help"} & set(rest))
     enabled = helping or not given.pop("disable_histate", False)
     demo = given.pop("demo", False)
+    if demo:
+        # Something to look at, wherever it is tried: in a container, say, whose disk is an overlay.
+        given["histate_allow_any_filesystem"] = True
     if enabled and not helping:
         config = config_from_flags(given)
         _check_host(config, rest)

@@ -14,7 +14,7 @@ from sglang_histate.adapter import purge
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.device_pool import device_status
 from sglang_histate.adapter.host_status import host_status
-from sglang_histate.store import LossReason, RecoveryReport
+from sglang_histate.adapter.ssd_status import ssd_status
 
 
 def cache_status(tree_cache: Any) -> dict[str, Any]:
@@ -33,29 +33,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         "tiers": {
             "device": device_status(allocator, states, kv_bytes, state_bytes),
             "host": host_status(tree_cache, tree_cache.tier.store.records),
-            "ssd": {
-                "checkpoints": {
-                    "used": stats.slabs_used,
-                    "total": stats.slabs_total,
-                    "used_bytes": stats.bytes_used,
-                    "total_bytes": stats.bytes_total,
-                    "peak_bytes": stats.bytes_peak,
-                },
-                "entries": stats.entries,
-                "entries_writing": stats.entries_writing,
-                "direct_io": stats.direct_io,
-                "breaker_open": stats.breaker_open,
-                "recovered": _recovered(tree_cache.tier.store.recovery),
-                "writes": {
-                    "bytes_per_second": stats.writes.bytes_per_s,
-                    "burst_bytes": stats.writes.burst_bytes,
-                    "bytes_now": stats.writes.bytes_now,
-                    "bytes_per_day": stats.writes.bytes_per_day,
-                    "bytes_today": stats.writes.bytes_today,
-                    "price": round(stats.writes.price, 4),
-                    "expected_wait_seconds": round(stats.writes.wait_s, 3),
-                },
-            },
+            "ssd": ssd_status(tree_cache.tier.store),
         },
         "eviction": {
             **tree_cache.tier.ranking.as_json(),
@@ -88,17 +66,6 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             "requests_with_pinned_state": tree_cache.tier.fault_ins.pinned,
             "host_locks": host_lock_count(tree_cache),
         },
-    }
-
-
-def _recovered(report: RecoveryReport) -> dict[str, Any]:
-    """Return what this server found on the SSD when it started, and what it did not take over, by reason."""
-    return {
-        "checkpoints": report.checkpoints,
-        "kv_extents": report.extents,
-        "seconds": round(report.seconds, 3),
-        "last_exit_in_order": report.clean,
-        "dropped": {reason.value: report.losses.get(reason, 0) for reason in LossReason},
     }
 
 
