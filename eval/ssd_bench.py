@@ -1,4 +1,4 @@
-"""``python -m eval.ssd_bench``: what the SSD tier costs at its start, and what a look into its index costs.
+"""``python -m eval.ssd_bench``: what the SSD tier costs at its start, what a look into its index costs, how fast it reads.
 
     recover  the store of an older run is opened: all slab headers are read and checked, what can be restored is
              put into the index. Half of the slabs are checkpoints, half KV extents of 24 pages, in trajectories
@@ -7,8 +7,11 @@
     lookup   one key is looked up among so many entries, half of the keys are there. Microseconds, each call.
     snapshot the order of use of so many entries is taken for `stats.snap`: CPU time of the scheduler thread.
              (Another thread writes it.)
+    read     restores through the store beside plain direct reads of the same bytes in the same run, and restores
+             while nothing is written beside those while the writer is at its budget. Not part of `all`: it writes
+             a file of some GiB to --dir and takes minutes. Runs best where nothing else does.
 
-The slab file is sparse: it has the size and the headers of a store of Qwen3.5-9B (slabs of 49 MiB, 20,000 of
+For the others the slab file is sparse: it has the size and the headers of a store of Qwen3.5-9B (slabs of 49 MiB, 20,000 of
 them make 1 TB) and no payloads, which a start does not read. Reads are direct where the file system can.
 The exit status is 1 if a target is missed.
 """
@@ -26,6 +29,7 @@ from pathlib import Path
 from time import perf_counter, perf_counter_ns, process_time, thread_time
 
 from eval.quantile import quantile
+from eval.ssd_reads.command import add_options, run
 from sglang_histate.store import NO_PARENT, CheckpointStore, Fingerprint, RecordKind, RecordLayout
 from sglang_histate.store.blocks import SlabHeader, Superblock
 from sglang_histate.store.disk import PosixDisk
@@ -185,16 +189,19 @@ def table(rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.ssd_bench", description=__doc__.split("\n")[0])
-    parser.add_argument("what", nargs="?", default="all", choices=["recover", "lookup", "all"])
+    parser.add_argument("what", nargs="?", default="all", choices=["recover", "lookup", "read", "all"])
     parser.add_argument("--slabs", type=int, default=20_000, help="slabs to recover")
     parser.add_argument("--entries", type=int, default=50_000, help="entries to look up in")
     parser.add_argument("--calls", type=int, default=200_000, help="lookups")
     parser.add_argument("--tries", type=int, default=3, help="recoveries, of which the fastest counts")
     parser.add_argument(
-        "--dir", type=Path, default=Path("build"), help="where the sparse file goes for a while"
+        "--dir", type=Path, default=Path("build"), help="where the slab file goes for a while"
     )
+    add_options(parser)
     chosen = parser.parse_args(arguments)
     chosen.dir.mkdir(parents=True, exist_ok=True)
+    if chosen.what == "read":
+        return 0 if run(chosen) else 1
     rows = []
     with tempfile.TemporaryDirectory(prefix="ssd-bench-", dir=chosen.dir) as folder:
         if chosen.what != "lookup":

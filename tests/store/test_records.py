@@ -15,7 +15,8 @@ from .conftest import LAYOUT
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages"
 )
 def test_buffers_ask_for_huge_pages_and_are_no_child_s() -> None:
-    address = RecordPool(LAYOUT, 2).memory.ctypes.data
+    pool = RecordPool(LAYOUT, 2)
+    address = pool.memory.ctypes.data
     inside, flags = False, []
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, _ = line.partition(" ")

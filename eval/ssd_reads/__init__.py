@@ -1,0 +1,1 @@
+"""How fast the SSD tier reads, beside a plain read of the same bytes and beside its own writer."""
