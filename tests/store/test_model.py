@@ -339,10 +339,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
-        # A failed write is followed by the question whether its thread has returned.
-        while self.store.outstanding:
+        # A failed write is followed by the question whether its thread has returned, which `tick` asks again of ranks
+        # that said no.
+        now_s = 0.0
+        while self.store.outstanding or self.store._in_flight.overdue.holds:
             wait_finished(self.store)
             self.took(self.store.poll())
+            now_s += 1.0
+            self.store.tick(now_s)
+            assert now_s < 1000, "the store does not come to rest"
         while self.held:
             self.release()
         stats = self.store.stats()
