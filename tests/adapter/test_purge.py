@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,10 @@ def run(bench: Bench, namespace: bytes | None) -> dict:
     bench.tier.tick()
     bench.drain()
     bench.engine.check()
+    deadline = time.monotonic() + 20
+    while bench.store.stats().purges.done < bench.store.stats().purges.asked:  # the writer thread erases
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     return found
 
 
