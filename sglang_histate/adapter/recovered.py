@@ -93,18 +93,15 @@ def by_worth(entries: Iterable[Entry]) -> list[Key]:
     KV is of no use without the KV before it, so of one path the deepest goes first.
     """
     held = list(entries)
-    extents = {entry.key: entry for entry in held if entry.kind is RecordKind.KV}
-    page_of = {page: entry for entry in extents.values() for page in entry.page_keys}
+    page_of = {page: entry for entry in held if entry.kind is RecordKind.KV for page in entry.page_keys}
     seen: set[Key] = set()
     best_first: list[Key] = []
     for entry in reversed(held):
-        path = [entry] if entry.name not in seen else []
-        above = page_of.get(entry.key if entry.kind is RecordKind.CHECKPOINT else entry.parent)
-        while path and above is not None and above.name not in seen and above not in path:
-            path.append(above)
-            above = page_of.get(above.parent)
-        # From the root down, so that in reverse each goes before what it needs.
-        for one in reversed(path):
-            seen.add(one.name)
-            best_first.append(one.name)
+        path: list[Key] = []
+        step: Entry | None = entry
+        while step is not None and step.name not in seen:
+            seen.add(step.name)
+            path.append(step.name)
+            step = page_of.get(step.key if step.kind is RecordKind.CHECKPOINT else step.parent)
+        best_first += reversed(path)  # from the root down, so that in reverse each goes before what it needs
     return best_first[::-1]

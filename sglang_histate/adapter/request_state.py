@@ -34,9 +34,8 @@ class RequestState:
     placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()
-    kept: int = (
-        0  # the last checkpoint of the plan that is stored or was captured; where the plan starts before that
-    )
+    # The last checkpoint of the plan that is stored or was captured; where the plan starts before that.
+    kept: int = 0
     released: bool = False  # its KV beyond `placed` was given back without going into the tree
     check: Any = None  # what it computes for the server itself, see `verification.py`
     plan_next: int = -1  # where the next chunk has to begin for the plan to stay valid

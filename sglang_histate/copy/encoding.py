@@ -72,7 +72,19 @@ class TemporalCodec(ABC):
         """Return whether every number that `parts` decode to is finite. False for any NaN or infinity encoded."""
 
 
-class NativeCodec(TemporalCodec):
+class _OnePart(TemporalCodec):
+    """The state as one tensor of the part's dtype."""
+
+    def decode(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        (state,) = parts
+        out.copy_(state)
+
+    def finite(self, parts: Sequence[torch.Tensor]) -> bool:
+        (state,) = parts
+        return all_finite(state)
+
+
+class NativeCodec(_OnePart):
     """Bit for bit."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -81,16 +93,8 @@ class NativeCodec(TemporalCodec):
     def encode(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (states,)
 
-    def decode(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        (state,) = parts
-        out.copy_(state)
 
-    def finite(self, parts: Sequence[torch.Tensor]) -> bool:
-        (state,) = parts
-        return all_finite(state)
-
-
-class Bf16Codec(TemporalCodec):
+class Bf16Codec(_OnePart):
     """Half the bytes. A number beyond the largest bf16 becomes infinite, which `finite` finds."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -98,14 +102,6 @@ class Bf16Codec(TemporalCodec):
 
     def encode(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (states.to(torch.bfloat16),)
-
-    def decode(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        (state,) = parts
-        out.copy_(state)
-
-    def finite(self, parts: Sequence[torch.Tensor]) -> bool:
-        (state,) = parts
-        return all_finite(state)
 
 
 class Int8Codec(TemporalCodec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -245,22 +246,27 @@ def test_flush_drops_what_is_under_way(rank) -> None:
     rank.check_idle()
 
 
-def run_ticks(ranks: list[Rank]) -> None:
+def together(work: list[Callable[[], object]]) -> None:
+    """Call all of `work` at the same time, each on its own thread."""
     errors: list[BaseException] = []
 
-    def tick(rank: Rank) -> None:
+    def run(one: Callable[[], object]) -> None:
         try:
-            rank.tier.tick()
+            one()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=tick, args=(rank,)) for rank in ranks]
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive(), "a rank hangs"
     assert not errors, errors
+
+
+def run_ticks(ranks: list[Rank]) -> None:
+    together([rank.tier.tick for rank in ranks])
 
 
 def same(values: list):

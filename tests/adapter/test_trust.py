@@ -6,7 +6,6 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from .conftest import GPU
 from .engine import PAGE, request, tokens
 from .idle_scheduler import POSITION, A, Scheduler, restored, restored_already, start
 from .stores import put
-from .test_tier import Agreement, Alone, Rank
+from .test_tier import Agreement, Alone, Rank, together
 
 pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
 
@@ -150,25 +149,6 @@ def test_what_was_recovered_before_the_note_was_seen_goes(rank, tmp_path) -> Non
 
 
 # Ranks
-
-
-def together(work: list[Any]) -> None:
-    """Call all of `work` at the same time, each on its own thread."""
-    errors: list[BaseException] = []
-
-    def run(one: Any) -> None:
-        try:
-            one()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive(), "a rank hangs"
-    assert not errors, errors
 
 
 @pytest.mark.parametrize("wrong_rank", [None, 0, 1])
