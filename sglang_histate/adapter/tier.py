@@ -153,10 +153,7 @@ class SsdTier:
         self._commit(writes, reads)
         # After the commits: a new write need not wait for those that have ended.
         for _ in range(captures):
-            for row in self._captures.popleft().rows:
-                if not self.verification.captured(row):
-                    self._publish(row)
-                    self.counters.captured += 1
+            self._take_capture()
         for end in ended:
             if end.record is not None:
                 if not end.refused:
@@ -165,6 +162,13 @@ class SsdTier:
         self.kv_spill.finish(spills)
         self.fault_ins.pump()
         self.fault_ins.expire(-expired)
+
+    def _take_capture(self) -> None:
+        """The states of the oldest forward pass have arrived: hand them to who wanted them."""
+        for row in self._captures.popleft().rows:
+            if not self.verification.captured(row):
+                self._publish(row)
+                self.counters.captured += 1
 
     def _now(self, now_s: float) -> None:
         self.store.tick(now_s)
@@ -226,12 +230,9 @@ class SsdTier:
         """Take in what is under way between device, host and store, without asking the other ranks. For the end only."""
         self.store.admission.only_daily()
         self.verification.reset()
-        for capture in self._captures:
-            capture.drain()
-            for row in capture.rows:
-                if not self.verification.captured(row):
-                    self._publish(row)
-        self._captures.clear()
+        while self._captures:
+            self._captures[0].drain()
+            self._take_capture()
         self.output_ends.drain()
         for end in self.output_ends.pop(len(self.output_ends)):
             if end.record is not None:
