@@ -20,7 +20,13 @@ from .striping import Striping
 from .tasks import Task
 
 PIECE_BYTES = 4 << 20
-"""Large enough that a few of them keep a drive busy, small enough that verifying the last one takes no time."""
+"""Large enough that two of them keep a drive busy, small enough that they are verified while others are read."""
+
+LEAST_PIECE_BYTES = 1 << 20
+"""The last pieces of a record shrink to this: no other is left to be read while the last one is verified."""
+
+PIECES_AT_ONCE = 2
+"""Of one record. A drive serves what it has in turn, so four pieces land together, and then all have yet to be verified."""
 
 
 class ReadGate:
@@ -48,7 +54,7 @@ class ReadGate:
 
 
 class Reader:
-    """`threads` threads that fetch pieces in the order of submission (reads may end in another order)."""
+    """`threads` threads; reads begin in the order of submission and may end in another."""
 
     def __init__(
         self, disk: Disk, striping: Striping, fingerprint: Fingerprint, gate: ReadGate, threads: int
@@ -60,7 +66,7 @@ class Reader:
         self._striping = striping
         self._fingerprint_half = fingerprint.digest[:16]
         self._gate = gate
-        self._queue: queue.SimpleQueue[tuple[Reading, int] | ReadTicket | Probe | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Reading | ReadTicket | Probe | None] = queue.SimpleQueue()
         self._page = memoryview(mmap.mmap(-1, PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._stopping = False
         self._threads = [
@@ -95,26 +101,31 @@ class Reader:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _submit_pieces(self, ticket: ReadTicket) -> None:
-        piece_bytes = max(PIECE_BYTES, self._layout.header_bytes)
-        reading = Reading(ticket, self._layout, self._fingerprint_half, piece_bytes)
-        for piece in range(reading.pieces):
-            self._queue.put((reading, piece))
+        reading = Reading(ticket, self._layout, self._fingerprint_half, PIECE_BYTES, LEAST_PIECE_BYTES)
+        for _ in range(min(PIECES_AT_ONCE, reading.pieces)):
+            self._queue.put(reading)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             self.progress += 1
-            if isinstance(item, tuple):
-                self._serve(*item)
+            if isinstance(item, Reading):
+                while self._serve(item):
+                    pass
             elif item.begin():
                 failure = attempt(self._probe) if isinstance(item, Probe) else attempt(self._lend, item)
                 self.forget(item)
                 self.progress += 1
                 item.finish(failure)
 
-    def _serve(self, reading: Reading, piece: int) -> None:
+    def _serve(self, reading: Reading) -> bool:
+        """Fetch the next piece of a record, and verify what can be; return whether there was one."""
         ticket = reading.ticket
         if not ticket.begin():
-            return
+            return False
+        piece = reading.take()
+        if piece is None:
+            ticket.leave()
+            return False
         over = reading.landed(piece, attempt(self._fetch, reading, piece))
         self.progress += 1
         if over:
@@ -122,6 +133,7 @@ class Reader:
             ticket.finish(reading.failure)
         else:
             ticket.leave()
+        return not over
 
     def _fetch(self, reading: Reading, piece: int) -> MissReason | None:
         if self._stopping:

@@ -1,7 +1,6 @@
 """One record on its way from the disk: which pieces have landed, how far it is verified, when it is over.
 
-A record is read in pieces by whichever reader threads are free, so several pieces are under way at once and land in any
-order. They are verified and delivered in the order of the record by one thread at a time, while the others read on: the
+A record is read in pieces by some of the reader threads, so several pieces are under way at once and land in any order. They are verified and delivered in the order of the record by one thread at a time, while the others read on: the
 sums and the copy cost hardly any time beside the disk. Nothing here waits.
 """
 
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from .blocks import SlabHeader
 from .index import Entry
 from .kinds import RecordKind
-from .layout import RecordLayout, sums
+from .layout import PAGE_BYTES, RecordLayout, sums
 from .operations import ReadTicket
 from .reasons import MissReason
 from .records import Record
@@ -23,25 +22,32 @@ _log = logging.getLogger("sglang_histate.store")
 
 
 class Reading:
-    """`pieces` pieces of at most `piece_bytes`. Any thread."""
+    """`pieces` pieces of between `least_bytes` and `most_bytes`, see `piece_ends`. Any thread."""
 
     def __init__(
-        self, ticket: ReadTicket, layout: RecordLayout, fingerprint_half: bytes, piece_bytes: int
+        self,
+        ticket: ReadTicket,
+        layout: RecordLayout,
+        fingerprint_half: bytes,
+        most_bytes: int,
+        least_bytes: int,
     ) -> None:
-        assert ticket.record is not None and piece_bytes >= layout.header_bytes
+        assert ticket.record is not None
         self.ticket = ticket
         self.failure: MissReason | None = None
         self.record: Record = ticket.record
         self._layout = layout
         self._fingerprint_half = fingerprint_half
-        self._piece_bytes = piece_bytes
-        self._end = layout.transfer_bytes(ticket.kind, ticket.n_pages)
-        self.pieces = -(-self._end // piece_bytes)
+        # The header lies in the first piece.
+        least_bytes = max(least_bytes, layout.header_bytes)
+        self._ends = piece_ends(layout.transfer_bytes(ticket.kind, ticket.n_pages), most_bytes, least_bytes)
+        self.pieces = len(self._ends)
         self._parts = layout.part_bytes(ticket.kind, ticket.n_pages)
         self._part_sums: tuple[int, ...] = ()
         self._lock = threading.Lock()
         self._here = [False] * self.pieces
         self._missing = self.pieces
+        self._taken = 0  # pieces, in order
         self._checking = False
         self._checked = 0  # pieces
         self._verified_parts = 0
@@ -49,8 +55,15 @@ class Reading:
 
     def span(self, piece: int) -> tuple[int, int]:
         """Return where a piece begins and ends in the record's image."""
-        start = piece * self._piece_bytes
-        return start, min(start + self._piece_bytes, self._end)
+        return self._ends[piece - 1] if piece else 0, self._ends[piece]
+
+    def take(self) -> int | None:
+        """Return the next piece to fetch, or None if each has been taken."""
+        with self._lock:
+            if self._taken == self.pieces:
+                return None
+            self._taken += 1
+            return self._taken - 1
 
     @property
     def unwanted(self) -> bool:
@@ -107,6 +120,19 @@ class Reading:
             return MissReason.WRONG_FINGERPRINT
         self._part_sums = header.part_sums
         return mismatch(header, self.ticket.entry, self._layout)
+
+
+def piece_ends(total_bytes: int, most_bytes: int, least_bytes: int) -> tuple[int, ...]:
+    """Return where each piece ends, in whole pages but for the last.
+
+    A piece is half of what is left, at most `most_bytes` and at least `least_bytes` (which wins), so that when the last one
+    lands there is little left to verify.
+    """
+    ends = [0]
+    while (left := total_bytes - ends[-1]) > 0:
+        size = max(least_bytes, min(most_bytes, left // 2 // PAGE_BYTES * PAGE_BYTES))
+        ends.append(ends[-1] + min(size, left))
+    return tuple(ends[1:])
 
 
 def attempt(step: Callable[..., MissReason | None], *arguments: object) -> MissReason | None:

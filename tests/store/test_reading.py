@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from sglang_histate.store import MissReason, RecordKind
 from sglang_histate.store import reader as reader_module
+from sglang_histate.store.layout import PAGE_BYTES
+from sglang_histate.store.reading import piece_ends
 
 from .conftest import LAYOUT, is_extent, key, open_store, put, put_extent, settle
 from .fakes import FakeDisk
@@ -30,6 +32,7 @@ def all_back(store) -> None:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch) -> None:
     monkeypatch.setattr(reader_module, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(reader_module, "LEAST_PIECE_BYTES", PIECE)
 
 
 class Shuffled(FakeDisk):
@@ -50,11 +53,22 @@ class Shuffled(FakeDisk):
             self.waiting.append(offset)
             self.pieces += 1
             self.changed.notify_all()
-            self.changed.wait_for(lambda: len(self.waiting) >= 3, 0.001)
+            self.changed.wait_for(lambda: len(self.waiting) >= reader_module.PIECES_AT_ONCE, 0.001)
             self.waiting.remove(offset)
             later = self.random.random() * 0.002
         threading.Event().wait(later)
         return super().read_at(buffers, offset)
+
+
+@given(total=st.integers(1, 300 << 20), most=st.integers(1, 4096), least=st.integers(1, 64))
+def test_pieces_follow_each_other_and_shrink_at_the_end(total: int, most: int, least: int) -> None:
+    most, least = most * PAGE_BYTES, least * PAGE_BYTES
+    ends = piece_ends(total, most, least)
+    sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    assert ends[-1] == total and all(end % PAGE_BYTES == 0 for end in ends[:-1])
+    assert all(least <= size <= max(most, least) for size in sizes[:-1])
+    assert sizes == sorted(sizes, reverse=True), "none is larger than the one before"
+    assert 0 < sizes[-1] <= 2 * least or len(sizes) == 1, "what is verified last is small"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
