@@ -7,6 +7,7 @@ STAMP := $(VENV)/.ready
 PORT ?= 30000
 MODEL ?=
 ARGS ?=
+WORKERS ?= 2
 SSD_DIR ?= $(CURDIR)/build/ssd
 SSD_SIZE ?= 512MiB
 
@@ -29,8 +30,8 @@ serve: $(STAMP) ## serve the demo model, or MODEL=... on PORT=... with ARGS="...
 	$(PY) -m sglang_histate.launch_server $(if $(MODEL),--model-path $(MODEL),--demo) --port $(PORT) \
 		--histate-ssd-dir $(SSD_DIR) --histate-ssd-size $(SSD_SIZE) $(ARGS)
 
-test: $(STAMP) ## run all tests that this machine can run
-	$(PY) -m pytest
+test: $(STAMP) ## run all tests that this machine can run, WORKERS=2 at a time
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Recorded sessions are no part of this repository: TRACES is where weka_cc/w125.json and its trace are.
 # RESULTS is where tables and plots go.

@@ -61,15 +61,15 @@ def test_any_history(seed: int) -> None:
 def test_a_long_path_is_not_too_deep() -> None:
     tree = PrefixTree()
     clean = CleanKv(tree)
-    for node in range(1, 3000):
+    for node in range(1, 1500):
         tree.add(node, node - 1, 2)
         for tier in (Tier.HOST, Tier.SSD):
             tree.set_kv(node, tier, True)
             clean.changed(node)
-    assert clean.tokens == 2 * 2999
-    tree.set_kv(2999, Tier.SSD, False)
-    clean.changed(2999)
+    assert clean.tokens == 2 * 1499
+    tree.set_kv(1499, Tier.SSD, False)
+    clean.changed(1499)
     assert clean.tokens == 0
-    clean.removed(2999)
-    tree.remove(2999)
-    assert clean.tokens == 2 * 2998
+    clean.removed(1499)
+    tree.remove(1499)
+    assert clean.tokens == 2 * 1498

@@ -1,4 +1,4 @@
-"""One server at a time: starting costs most of the time, and two idle ones would share the cores with the third.
+"""One server at a time and worker: starting costs most of the time, and idle ones would share the cores with the others.
 
 A module asks for a server by its spec; while the spec stays the same the server stays. Tests that use the main server
 run first, then the others, so that the suite starts each server once.
@@ -21,10 +21,9 @@ ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 # The default of HiCache depends on the memory that is free, and refuses to start where others use most of it.
 HOST_SIZE = ("--hicache-ratio", "2")
 MODULE_ORDER = (
-    "test_refusals", "test_openai_api", "test_rewrites", "test_tiers", "test_known_failures", "test_edges", "test_one_pool",
-    "test_switched_off", "test_write_limits",
-    "test_capture", "test_checkpoint_dtype", "test_fuzz", "test_restart", "test_verify", "test_tensor_parallel",
-    "test_purge",
+    "test_tensor_parallel", "test_restart", "test_refusals", "test_openai_api", "test_rewrites", "test_tiers",
+    "test_known_failures", "test_edges", "test_one_pool", "test_switched_off", "test_write_limits",
+    "test_capture", "test_checkpoint_dtype", "test_fuzz", "test_verify", "test_purge",
 )  # fmt: skip
 
 
@@ -99,13 +98,17 @@ def main(servers: Servers) -> Server:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First all tests on the main server, then the others in the order above; inside a module spec by spec."""
+    """First all tests on the main server, then the others in the order above; inside a module spec by spec.
+
+    With several workers all tests on the main server go to one of them.
+    """
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
         if item.path.parent != Path(__file__).parent:
             return -1, 0, ""
         module = MODULE_ORDER.index(item.path.stem)
         if "main" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("main server"))
             return 0, module, ""
         call = getattr(item, "callspec", None)
         spec = None if call is None else call.params.get("spec")

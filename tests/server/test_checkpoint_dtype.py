@@ -11,6 +11,7 @@ from eval.servers import Server
 
 from .conftest import Servers, Spec
 from .tools import (
+    BF16_LOGPROB_BOUND,
     Checkpoints,
     assert_all_returned,
     cached,
@@ -29,8 +30,6 @@ BF16 = Spec(
      "--histate-checkpoint-dtype", "bf16"),
 )  # fmt: skip
 DEPTH = 2048
-# Of the next tokens, after one restore: ten times the worst of docs/results/checkpoint_dtype.md.
-LOGPROB_BOUND = 0.5
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_a_restore_from_the_ssd_is_counted_and_within_its_bound(server: Server, 
     assert after["ssd_restored_tokens_total"] == before["ssd_restored_tokens_total"] + DEPTH
     assert after["ssd_read_bytes_total"] > before["ssd_read_bytes_total"], "it was on the SSD alone"
     errors = [abs(a - b) for a, b in zip(warm.logprobs, exact.logprobs, strict=True)]
-    assert 0 < max(errors) <= LOGPROB_BOUND
+    assert 0 < max(errors) <= BF16_LOGPROB_BOUND
 
 
 def test_the_state_that_grows_out_of_a_restored_one(server: Server, servers: Servers) -> None:

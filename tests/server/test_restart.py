@@ -1,6 +1,7 @@
 """A server that is killed or stopped and started again finds what the SSD has, from its first request on.
 
-HISTATE_RESTART_ROUNDS sets how often the server is killed under load (once in the suite: each costs a server start).
+HISTATE_RESTART_ROUNDS sets how often the server is killed under load (once in the suite: each costs a server start),
+HISTATE_RESTART_DTYPE the encoding of its checkpoints.
 """
 
 from __future__ import annotations
@@ -20,14 +21,25 @@ from sglang_histate.demo import ensure_demo_model
 
 from .conftest import ENVIRON, Servers
 from .slabs import prefix_keys, read_names, slab_files
-from .tools import PAGE, Pending, assert_same, cached, details, floor_page, random_tokens
+from .tools import (
+    BF16_LOGPROB_BOUND,
+    PAGE,
+    Pending,
+    assert_same,
+    cached,
+    details,
+    floor_page,
+    logprobs,
+    random_tokens,
+)
 
 pytestmark = pytest.mark.server
 
 ROUNDS = int(os.environ.get("HISTATE_RESTART_ROUNDS") or 1)
+DTYPE = os.environ.get("HISTATE_RESTART_DTYPE") or "native"
 ARGUMENTS = (
     "--demo", "--chunked-prefill-size", "4096", "--max-total-tokens", "3072", "--max-mamba-cache-size", "24",
-    "--histate-ssd-size", "32MiB", "--histate-inflight-size", "2MiB", "--histate-host-size", "6MiB",
+    "--histate-checkpoint-dtype", DTYPE, "--histate-ssd-size", "32MiB", "--histate-inflight-size", "2MiB", "--histate-host-size", "6MiB",
 )  # fmt: skip
 
 
@@ -94,7 +106,17 @@ def same_as_cold(server: Server, contexts: list[list[int]], warm: list[dict[str,
     server.flush()
     for context, answer in zip(contexts, warm, strict=True):
         cold = server.generate([*context, 65, 66, 67], 6)
-        assert_same(answer, cold)
+        if DTYPE == "native":
+            assert_same(answer, cold)
+        else:
+            assert alike_error(answer, cold) <= BF16_LOGPROB_BOUND
+
+
+def alike_error(warm: dict[str, Any], cold: dict[str, Any]) -> float:
+    """Return the largest difference of log probabilities up to the first token that differs."""
+    pairs = list(zip(warm["output_ids"], cold["output_ids"], strict=True))
+    alike = next((i for i, (one, other) in enumerate(pairs) if one != other), len(pairs) - 1) + 1
+    return max(abs(a - b) for a, b in zip(logprobs(warm)[:alike], logprobs(cold)[:alike], strict=True))
 
 
 def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
@@ -120,8 +142,9 @@ def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
         found = [cached(answer) for answer in warm]
         assert sum(map(min, found, durable)) >= 0.9 * sum(durable), list(zip(found, durable, strict=True))
         assert any(details(answer)["storage"] for answer in warm)
+        session(server, "flushed")  # not asked again before the restart
+        server.settle()
         same_as_cold(server, contexts, warm)
-        # What was flushed must not come back, and what comes now is new.
 
     contexts = [session(server, f"graceful-{index}") for index in range(6)]
     server.settle()
@@ -131,7 +154,7 @@ def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
     warm = ask_all(server, contexts)
     for context, answer in zip(contexts, warm, strict=True):
         assert cached(answer) >= floor_page(len(context)) - PAGE, details(answer)
-    flushed = random_tokens(610, "restart-0-0")
+    flushed = random_tokens(610, "flushed")
     assert cached(server.generate(flushed, 1)) == 0, "what was flushed before the restart is back"
     other = server.generate(contexts[0], 1, cache_salt="another tenant")
     assert cached(other) == 0, "a tenant got another's prefix"

@@ -19,6 +19,8 @@ from .slabs import Stored, last_generation, read_slabs, slab_files
 
 PAGE = 64
 LOGPROB_TOLERANCE = 1e-4
+BF16_LOGPROB_BOUND = 0.5
+"""Of the next tokens after one restore from bf16: ten times the worst of docs/results/checkpoint_dtype.md."""
 
 
 def random_tokens(count: int, seed: int | str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -323,7 +324,11 @@ def test_ranks_give_up_alike():
     disks = [GatedDisk(), GatedDisk()]
     stores = [open_store(disks=[disk], slabs=8, record_buffers=4, breakers=NEVER) for disk in disks]
 
+    now_s = 0.0
+
     def agree() -> None:
+        for store in stores:
+            store.tick(now_s)
         counts = [store.completed() for store in stores]
         upto = tuple(map(min, zip(*counts, strict=True)))
         outcomes = [store.outcomes(*upto) for store in stores]
@@ -334,30 +339,32 @@ def test_ranks_give_up_alike():
         states = [store.logical_state() for store in stores]
         assert states[0] == states[1]
 
+    def agree_until(condition: Callable[[], bool], step_s: float = 0.0) -> None:
+        nonlocal now_s
+        deadline = time.monotonic() + 30
+        while not condition():
+            now_s += step_s
+            agree()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
     for store in stores:
         put(store, 1)
         put(store, 2)
-    deadline = time.monotonic() + 10
-    while stores[0].outstanding:
-        agree()
-        assert time.monotonic() < deadline
+    agree_until(lambda: all(store.outstanding == 0 for store in stores))
     disks[0].stuck.add(4096 + stores[0].lookup(key(1)).slab * stores[0].layout.slab_bytes)
     tickets = [store.begin_read(key(1)) for store in stores]
     for store in stores:
         put(store, 3)
     disks[0].wait_hanging(1)
-    now_s = 0.0
-    for step in range(40):
+    agree_until(lambda: all(store.stats().writes_queued == 0 for store in stores))
+    for _ in range(30):
         now_s += 0.5
-        for store in stores:
-            store.tick(now_s)
         agree()
-        if step == 30:
-            assert [ticket.ok for ticket in tickets] == [False, False]
-            assert [store.stats().buffers_free for store in stores] == [3, 3]
-            disks[0].release()
-        time.sleep(0.005)
-    assert [store.stats().buffers_free for store in stores] == [4, 4]
+    assert [ticket.ok for ticket in tickets] == [False, False]
+    assert [store.stats().buffers_free for store in stores] == [3, 3]
+    disks[0].release()
+    agree_until(lambda: [store.stats().buffers_free for store in stores] == [4, 4], step_s=0.5)
     assert [store.stats().misses for store in stores] == [
         {MissReason.TIMED_OUT: 1},
         {MissReason.OTHER_RANK: 1},
