@@ -15,6 +15,14 @@ def group_flags(parser: argparse.ArgumentParser) -> None:
         if action.dest in FLAG_DEFAULTS:
             parser._optionals._group_actions.remove(action)
             group._group_actions.append(action)
+    # A deployment that overrides another one's arguments, where the last word counts, needs the default by name.
+    group.add_argument(
+        "--histate-keep-on-restart",
+        dest="no_histate_keep_on_restart",
+        action="store_false",
+        default=FLAG_DEFAULTS["no_histate_keep_on_restart"],
+        help="Find what an earlier server left in the SSD tier. This is the default.",
+    )
 
 
 def config_of(server_args: Any) -> HiStateConfig:

@@ -26,7 +26,11 @@ def test_defaults_of_the_parser_and_of_the_record(parser) -> None:
 
 
 def test_help_texts(parser) -> None:
-    found = {action.dest: action for action in parser._actions if action.dest in FLAG_DEFAULTS}
+    found = {
+        action.dest: action
+        for action in parser._actions
+        if action.dest in FLAG_DEFAULTS and action.option_strings != ["--histate-keep-on-restart"]
+    }
     assert {name: action.help for name, action in found.items()} == FLAG_HELP
     assert {name: action.option_strings for name, action in found.items()} == {
         name: [flag_name(name)] for name in FLAG_DEFAULTS
@@ -66,3 +70,18 @@ def test_every_flag_reaches_the_config(parser) -> None:
     values |= dict.fromkeys(switches, True)
     assert config_of(parsed) == config_from_flags(values)
     assert set(values) | {"demo", "disable_histate"} == set(FLAG_DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ((), True),
+        (("--histate-keep-on-restart",), True),
+        (("--no-histate-keep-on-restart",), False),
+        (("--no-histate-keep-on-restart", "--histate-keep-on-restart"), True),
+        (("--histate-keep-on-restart", "--no-histate-keep-on-restart"), False),
+    ],
+)
+def test_the_last_word_on_restarts_counts(parser, given: tuple[str, ...], kept: bool) -> None:
+    parsed = parser.parse_args(["--model-path", "m", "--histate-ssd-dir", "/ssd", *given])
+    assert config_of(parsed).keep_on_restart is kept
