@@ -11,7 +11,7 @@ WORKERS ?= 2
 SSD_DIR ?= $(CURDIR)/build/ssd
 SSD_SIZE ?= 512MiB
 
-.PHONY: setup serve test eval eval-quick lint format clean help
+.PHONY: setup serve test kernels eval eval-quick lint format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ serve: $(STAMP) ## serve the demo model, or MODEL=... on PORT=... with ARGS="...
 
 test: $(STAMP) ## run all tests that this machine can run, WORKERS=2 at a time
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+kernels: $(STAMP) ## compile the CUDA kernels for sm_80, sm_90 and sm_100; fails if one spills registers
+	$(PY) -m kernels.build
 
 # Recorded sessions are no part of this repository: TRACES is where weka_cc/w125.json and its trace are.
 # RESULTS is where tables and plots go.
@@ -73,4 +76,4 @@ format: $(STAMP) ## rewrite the sources in the project's format
 	$(PY) -m ruff format .
 
 clean: ## remove what these targets made
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build kernels/lib

@@ -112,17 +112,20 @@ def _ffi_flags() -> list[str]:
     return [str(CSRC / "ffi.cpp"), *includes, f"-L{library.parent}", "-ltvm_ffi"]
 
 
-def build(path: Path, archs: Sequence[str] = ARCHS, *, ffi: bool = True) -> Built:
+def build(
+    path: Path, archs: Sequence[str] = ARCHS, *, ffi: bool = True, with_sources: Sequence[Path] = ()
+) -> Built:
     """Build the kernels into `path` unless they are there already, and return what was built.
 
     Several processes may ask for the same path at once. `ffi`: with tvm-ffi's entry points beside those in C.
+    `with_sources` are compiled into the same library.
 
     Raises:
         BuildError: there is no compiler, or it failed.
     """
     nvcc = find_nvcc()
     version = ffi_version() if ffi else ""
-    source = source_hash()
+    source = source_hash([source.read_text(encoding="utf-8") for source in with_sources])
     with _alone(path):
         found = read_built(path)
         if found and (found.source, found.archs, found.tvm_ffi) == (source, tuple(archs), version):
@@ -134,7 +137,7 @@ def build(path: Path, archs: Sequence[str] = ARCHS, *, ffi: bool = True) -> Buil
             [
                 *(str(nvcc), "-std=c++17", "-O3", "-shared", "-Xptxas", "-v", *targets),
                 *("-Xcompiler", "-fPIC,-fvisibility=hidden", *(_ffi_flags() if ffi else [])),
-                *(str(CSRC / "bind.cu"), "-o", str(aside)),
+                *(str(CSRC / "bind.cu"), *map(str, with_sources), "-o", str(aside)),
             ]
         )
         compiler = _run([str(nvcc), "--version"]).strip().splitlines()[-1]
@@ -159,8 +162,10 @@ def read_built(path: Path) -> Built | None:
         return None
 
 
-def build_host(path: Path, *, ffi: bool = False, trace: bool = False) -> Path:
-    """Build the same code for the CPU into `path`; see `csrc/host.cpp`. For tests.
+def build_host(
+    path: Path, *, ffi: bool = False, trace: bool = False, with_sources: Sequence[Path] = ()
+) -> Path:
+    """Build the same code for the CPU, and return where: beside `path`, named by its sources. See `csrc/host.cpp`.
 
     Raises:
         BuildError: there is no C++ compiler, or it failed.
@@ -169,13 +174,27 @@ def build_host(path: Path, *, ffi: bool = False, trace: bool = False) -> Path:
     if compiler is None:
         raise BuildError("no C++ compiler was found: install g++")
     flags = [*(_ffi_flags() if ffi else []), *(["-DHISTATE_TRACE"] if trace else [])]
-    path = path.with_stem(f"{path.stem}-{source_hash([*flags, ffi_version()])}")
+    flags += [part for source in with_sources for part in ("-x", "c++", str(source))]
+    texts = [source.read_text(encoding="utf-8") for source in with_sources]
+    path = path.with_stem(f"{path.stem}-{source_hash([*flags, *texts, ffi_version()])}")
     with _alone(path):
         if not path.exists():
             aside = path.with_suffix(f".{os.getpid()}.so")
             # No contraction to fused operations: the numbers have to be those of the GPU.
             base = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"]
-            _run([compiler, *base, "-Wall", "-Werror", "-Wno-unknown-pragmas", str(CSRC / "host.cpp"), *flags, "-o", str(aside)])
+            _run(
+                [
+                    compiler,
+                    *base,
+                    "-Wall",
+                    "-Werror",
+                    "-Wno-unknown-pragmas",
+                    str(CSRC / "host.cpp"),
+                    *flags,
+                    "-o",
+                    str(aside),
+                ]
+            )
             aside.replace(path)
     return path
 
@@ -244,8 +263,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--arch", action="append", metavar="N", help=f"80, 90, ...; default: {' '.join(ARCHS)}"
     )
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="the library; default: where a server looks")
-    parser.add_argument("--no-tvm-ffi", action="store_true", help="C entry points only, as the bench uses them")
+    parser.add_argument(
+        "--out", type=Path, default=SHIPPED, help="the library; default: where a server looks"
+    )
+    parser.add_argument(
+        "--no-tvm-ffi", action="store_true", help="C entry points only, as the bench uses them"
+    )
     given = parser.parse_args(arguments)
     start = perf_counter()
     try:
@@ -254,7 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for use in built.kernels:
-        print(f"sm_{use.arch:<5}{use.kernel:<24}{use.registers:>3} registers {use.spilled_bytes:>3} bytes spilled")
+        print(
+            f"sm_{use.arch:<5}{use.kernel:<24}{use.registers:>3} registers {use.spilled_bytes:>3} bytes spilled"
+        )
     wrong = complaints(built)
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)

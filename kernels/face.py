@@ -127,7 +127,9 @@ def _form_of(pool: PoolTable, records: torch.Tensor, encoding: CheckpointDtype) 
     if records.dim() != 2 or records.dtype is not torch.uint8 or records.stride(1) != 1:
         raise ValueError(f"records are uint8 [n, bytes], not {records.dtype} {list(records.shape)}")
     if records.shape[1] < form.record_bytes:
-        raise ValueError(f"records of {records.shape[1]} bytes are too small: a state takes {form.record_bytes}")
+        raise ValueError(
+            f"records of {records.shape[1]} bytes are too small: a state takes {form.record_bytes}"
+        )
     if records.data_ptr() % ALIGNMENT_BYTES or (len(records) > 1 and records.stride(0) % ALIGNMENT_BYTES):
         raise ValueError(f"records must begin on {ALIGNMENT_BYTES} bytes")
     return form
@@ -143,7 +145,7 @@ def _slot_tensor(pool: PoolTable, slots: Slots) -> torch.Tensor:
         if wanted.device != pool.device:
             raise ValueError(f"slots on {wanted.device} name nothing on {pool.device}")
         return wanted
-    if len(wanted) and not (0 <= int(wanted.min()) and int(wanted.max()) < pool.slots):
+    if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < pool.slots):
         raise ValueError(f"slots {wanted.tolist()} are not all in a pool of {pool.slots}")
     return wanted
 

@@ -30,9 +30,7 @@ class Pool(ctypes.Structure):
     @classmethod
     def of(cls, table: PoolTable) -> Pool:
         temporal, conv = table.temporal, table.conv
-        strides = [
-            tensor.stride(axis) * tensor.itemsize for tensor in (temporal, conv) for axis in (0, 1)
-        ]
+        strides = [tensor.stride(axis) * tensor.itemsize for tensor in (temporal, conv) for axis in (0, 1)]
         return cls(
             *(temporal.data_ptr(), conv.data_ptr(), *temporal.shape, *strides),
             *(conv[0, 0].numel() * conv.itemsize, DTYPES.index(temporal.dtype), DTYPES.index(conv.dtype)),

@@ -114,7 +114,9 @@ class Int8Codec(TemporalCodec):
         )
 
     def encode(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scale = states.abs().amax(dim=-2) / INT8_LARGEST
+        # By a tensor: torch on CUDA would multiply by the inverse of a number, and a record's bytes would depend on
+        # who encodes it.
+        scale = states.abs().amax(dim=-2) / states.new_full((), INT8_LARGEST)
         divisor = torch.where(scale > 0, scale, 1.0).unsqueeze(-2)
         rounded = torch.round(states / divisor).clamp_(-INT8_LARGEST, INT8_LARGEST)
         return rounded.nan_to_num_(0.0).to(torch.int8), scale

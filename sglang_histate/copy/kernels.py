@@ -15,9 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_histate.config import CheckpointDtype
-
-from ._kernels import build
+from ._kernels import build, trial
 from ._kernels.compiled import CompiledKernels
 from ._kernels.face import NO_SUCH_SLOT, NOT_FINITE, Kernels
 from ._kernels.reference import TorchKernels
@@ -64,7 +62,7 @@ def cache_dir() -> Path:
 def checked(kernels: Kernels, device: torch.device) -> Kernels:
     """Return `kernels` if they do on `device` what the reference does on the CPU."""
     try:
-        wrong = _differences(kernels, device)
+        wrong = trial.differences(kernels, device)
     except (RuntimeError, ValueError, TypeError) as error:
         raise _Unfit(f"{kernels.name}: a trial failed ({_first_line(error)})") from None
     if wrong:
@@ -99,38 +97,6 @@ def _opened(path: Path, name: str, reason: str) -> Kernels:
         return CompiledKernels(path, name, reason)
     except (ImportError, OSError, RuntimeError) as error:
         raise _Unfit(f"{name}: the library cannot be loaded ({_first_line(error)})") from None
-
-
-def _differences(kernels: Kernels, device: torch.device) -> list[str]:
-    """Return the encodings and shapes for which `kernels` differ from the reference."""
-    reference = TorchKernels("the oracle")
-    seed = torch.Generator().manual_seed(1)
-    wrong = []
-    for shape, window in (((2, 128, 128), (40, 3)), ((3, 5, 7), (3, 3))):
-        temporal = torch.randn((2, 4, *shape), generator=seed)
-        conv = torch.randn((2, 4, *window), generator=seed).to(torch.bfloat16)
-        temporal[1, 3, 0, 2, 1] = torch.nan
-        host = PoolTable(temporal, conv)
-        there = PoolTable(temporal.to(device), conv.to(device))
-        for encoding in CheckpointDtype:
-            size = host.form(encoding).record_bytes
-            wanted = torch.zeros((3, size), dtype=torch.uint8)
-            records = torch.full((3, size), 0xA5, dtype=torch.uint8, device=device)
-            wanted_flags = reference.pack(host, [2, 3, 1], wanted, encoding)
-            flags = kernels.pack(there, [2, 3, 1], records, encoding)
-            back = PoolTable(torch.zeros_like(temporal), torch.zeros_like(conv))
-            back_there = PoolTable(torch.zeros_like(there.temporal), torch.zeros_like(there.conv))
-            reference.unpack(wanted, [0, 3, 1], back, None, encoding, sources=[2, 0, 2])
-            kernels.unpack(records, [0, 3, 1], back_there, None, encoding, sources=[2, 0, 2])
-            same = (
-                torch.equal(records.cpu()[[0, 2]], wanted[[0, 2]])
-                and torch.equal(flags.cpu(), wanted_flags)
-                and torch.equal(back_there.temporal.cpu(), back.temporal)
-                and torch.equal(back_there.conv.cpu(), back.conv)
-            )
-            if not same:
-                wrong.append(f"{encoding.value} {list(shape)}")
-    return wrong
 
 
 def _dotted(capability: tuple[int, int]) -> str:

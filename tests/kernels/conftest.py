@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import build
 from kernels.compiled import CompiledKernels
@@ -38,3 +39,12 @@ def c_kernels() -> NativeKernels:
 def trace():
     """The library that moves nothing and writes down what it would touch."""
     return open_library(_built(trace=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Tensors here are tiny: more threads only wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -27,7 +27,9 @@ class Shape:
     shift: int = 0
 
 
-def strided(layers: int, slots: int, row: tuple[int, ...], dtype: torch.dtype, gap: int, shift: int, device="cpu"):
+def strided(
+    layers: int, slots: int, row: tuple[int, ...], dtype: torch.dtype, gap: int, shift: int, device="cpu"
+):
     """Return a tensor ``[layers, slots, *row]`` in poisoned memory, and that memory."""
     row_bytes = int(torch.tensor(row).prod()) * dtype.itemsize
     step = (row_bytes + gap + dtype.itemsize - 1) // dtype.itemsize

@@ -15,7 +15,7 @@ from .pools import POISON, Shape, empty, filled, shapes
 
 REFERENCE = TorchKernels("the oracle")
 QWEN_TP8 = Shape(layers=3, slots=4, temporal=(4, 128, 128), conv=(1024, 3))
-FEW = settings(max_examples=60)
+FEW = settings(max_examples=40)
 ENCODINGS = pytest.mark.parametrize("encoding", list(CheckpointDtype))
 
 
@@ -116,15 +116,16 @@ def test_what_is_not_finite_is_flagged_wherever_it_is(host_kernels, encoding, ba
     shape = Shape(layers=2, slots=3, temporal=temporal, conv=(3, 3))
     size = filled(shape, 0).form(encoding).record_bytes
     numbers = temporal[0] * temporal[1] * temporal[2]
-    for place in [*range(0, numbers, max(1, numbers // 60)), numbers - 1, *range(-9, 0)]:
-        pool = filled(shape, seed=5)
-        if place < 0:
-            pool.conv[1, 2].view(-1)[place] = bad
-        else:
-            pool.temporal[1, 2].view(-1)[place] = bad
-        for form in (host_kernels, REFERENCE):
-            flags = form.pack(pool, [0, 2, 1], records(3, size), encoding)
-            assert flags.tolist() == [0, NOT_FINITE, 0], (form.name, place)
+    pool = filled(shape, seed=5)
+    state, window = pool.temporal[1, 2].view(-1), pool.conv[1, 2].view(-1)
+    for piece, places in ((state, [*range(0, numbers, numbers // 5), numbers - 1]), (window, range(9))):
+        for place in places:
+            before = piece[place].item()
+            piece[place] = bad
+            for form in (host_kernels, REFERENCE):
+                flags = form.pack(pool, [0, 2, 1], records(3, size), encoding)
+                assert flags.tolist() == [0, NOT_FINITE, 0], (form.name, place)
+            piece[place] = before
 
 
 @pytest.mark.parametrize("encoding", [CheckpointDtype.BF16, CheckpointDtype.INT8])
@@ -194,11 +195,13 @@ def test_zero_channels_have_scale_zero(kernels) -> None:
 
 def test_products_with_the_inverse_are_true_divisions(host_kernels) -> None:
     """Every number next to a tie, for scales of all kinds: the largest mantissa is the one where the method is weakest."""
-    exponents = torch.tensor([-149, -140, -126, -100, -81, -79, -3, 0, 5, 79, 81, 110, 120], dtype=torch.float64)
+    exponents = torch.tensor(
+        [-149, -140, -126, -100, -81, -79, -3, 0, 5, 79, 81, 110, 120], dtype=torch.float64
+    )
     mantissas = torch.cat(
         [torch.tensor([1.0, 2 - 2.0**-23, 1 + 2.0**-23, 1.5, 2 - 2.0**-22]), torch.rand(60) + 1]
     )
-    scales = (mantissas.double()[:, None] * 2.0 ** exponents).flatten().float()
+    scales = (mantissas.double()[:, None] * 2.0**exponents).flatten().float()
     scales = scales[(scales > 0) & (scales < 2.0**120)]
     ties = (torch.arange(127) + 0.5).double()
     near = (ties[:, None] * scales.double()).float()  # [127, C]
