@@ -105,9 +105,12 @@ def _of_case(kernels: Kernels, device: torch.device, case: Case) -> Iterator[tup
         wanted = torch.where(clean[:, None], wanted, 0)
         for slots in (torch.tensor(case.targets), torch.tensor(case.targets, device=device)):
             (back, memory), (back_there, memory_there) = _pool(case, torch.device("cpu")), _pool(case, device)
-            options = {"sources": case.sources, "most_blocks": case.most_blocks}
-            REFERENCE.unpack(wanted, case.targets, back, layers, encoding, **options)
-            kernels.unpack(wanted.to(device), slots, back_there, layers, encoding, **options)
+            REFERENCE.unpack(wanted, case.targets, back, layers, encoding, sources=case.sources)
+            kernels.unpack(
+                *(wanted.to(device), slots, back_there, layers, encoding),
+                sources=case.sources,
+                most_blocks=case.most_blocks,
+            )
             if not all(torch.equal(a, b.cpu()) for a, b in zip(memory, memory_there, strict=True)):
                 yield encoding.value, f"unpack, slots on {slots.device}"
 

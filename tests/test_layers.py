@@ -111,7 +111,8 @@ def part_of(name: str) -> str:
 def violations(root: Path) -> list[str]:
     """Return every broken rule under `root`, the folder of the package."""
     found: list[str] = []
-    for path in sorted(root.rglob("*.py")):
+    # kernels/ is part of `copy` by a link, which rglob does not follow.
+    for path in sorted({*root.rglob("*.py"), *(root / "copy" / "_kernels").rglob("*.py")}):
         relative = path.relative_to(root)
         where = f"{PACKAGE}/{relative.as_posix()}"
         text = path.read_text(encoding="utf-8")
@@ -181,6 +182,12 @@ def test_the_package_keeps_its_layers() -> None:
             "upstream may not import sglang_histate.cli",
         ),
         ("sizes.py", "from sglang_histate import config", "sizes may not import sglang_histate.config"),
+        ("copy/_kernels/a.py", "import sglang", "may import sglang"),
+        (
+            "copy/_kernels/bench/a.py",
+            "from sglang_histate.store import slabs",
+            "copy may not import sglang_histate.store",
+        ),
         ("helpers/a.py", "", "has no place in the layers"),
         ("store/a.py", "x = 1\n" * (MAX_LINES + 1), "at most 400"),
     ],
@@ -190,6 +197,15 @@ def test_a_violation_is_found(tmp_path: Path, file: str, source: str, complaint:
     (tmp_path / file).write_text(source)
     found = violations(tmp_path)
     assert len(found) == 1 and complaint in found[0], found
+
+
+def test_the_kernels_are_looked_at_though_they_are_a_link(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.py").write_text("import sglang")
+    (tmp_path / "package" / "copy").mkdir(parents=True)
+    (tmp_path / "package" / "copy" / "_kernels").symlink_to(tmp_path / "kernels")
+    assert len(violations(tmp_path / "package")) == 1
+    assert (ROOT / "copy" / "_kernels").resolve() == ROOT.parent / "kernels"
 
 
 def test_allowed_imports_pass(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class Device:
         index = self.torch.index or 0
         return {name: self._library.bench_attribute(i, index) for i, name in enumerate(ATTRIBUTES)}
 
-    def time(self, work: Callable[[], None], repeats: int | None = None) -> Times:
+    def time(self, work: Callable[[], object], repeats: int | None = None) -> Times:
         """Run `work` on `stream` again and again; each run is timed by events and waited for."""
         took, cpu = [], []
         self.synchronize()  # what was prepared on another stream

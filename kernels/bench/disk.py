@@ -52,7 +52,7 @@ def _from_file(bench: Bench, path: Path, size: int, memory: str) -> None:
         bench.row(what="disk", memory=memory, error=str(error))
         return
     there = torch.empty(size, dtype=torch.uint8, device=device.torch)
-    view = memoryview(buffer.numpy())
+    view = memoryview(buffer.numpy().data)
     file, direct = _open(path)
     try:
         refused = _refusal(file, view, direct)
@@ -123,7 +123,7 @@ def _copy(bench: Bench, buffer: torch.Tensor, there: torch.Tensor, start: int, e
 
 
 def _serial(bench: Bench, file: int, buffer: torch.Tensor, there: torch.Tensor, at: int, cuts: list) -> None:
-    view = memoryview(buffer.numpy())
+    view = memoryview(buffer.numpy().data)
     _read(file, view, at, 0, len(view))
     for start, end in cuts:
         zlib.crc32(view[start:end])
@@ -135,7 +135,7 @@ def _pipelined(
     bench: Bench, file: int, buffer: torch.Tensor, there: torch.Tensor, at: int, cuts: list
 ) -> None:
     """Each group is read by a thread, then verified and copied while the next one is read."""
-    view = memoryview(buffer.numpy())
+    view = memoryview(buffer.numpy().data)
     with ThreadPoolExecutor(1) as reader:
         reads = [reader.submit(_read, file, view, at, start, end) for start, end in cuts]
         for read, (start, end) in zip(reads, cuts, strict=True):

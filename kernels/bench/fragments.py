@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -27,9 +28,7 @@ def run(bench: Bench) -> None:
             for way in ("h2d", "d2h"):
                 table = Table([(b, a, n) if way == "h2d" else (a, b, n) for a, b, n in pieces])
                 try:
-                    times = device.time(
-                        lambda table=table: device.copy(table, batch=True), scale.fragment_repeats
-                    )
+                    times = device.time(partial(device.copy, table, batch=True), scale.fragment_repeats)
                 except RuntimeError as error:
                     bench.row(what="fragments", way=way, bytes=size, count=count, error=str(error))
                     continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .device import Table, Times
@@ -27,7 +29,7 @@ def run(bench: Bench) -> None:
             down = Table([(here.data_ptr(), there.data_ptr(), size)])
             up = Table([(other.data_ptr(), back.data_ptr(), size)])
             for way, table in (("d2h", down), ("h2d", up)):
-                times = device.time(lambda table=table: device.copy(table, batch=False))
+                times = device.time(partial(device.copy, table, batch=False))
                 bench.row(what="link", memory=memory, way=way, bytes=size, **times.row(size))
             bench.row(
                 what="link", memory=memory, way="both", bytes=size, **_both(bench, down, up).row(2 * size)
@@ -36,7 +38,7 @@ def run(bench: Bench) -> None:
         ok = torch.equal(here, there.cpu()) and torch.equal(back, other.cpu())
         bench.row(what="link_bytes", memory=memory, ok=ok)
     source, target = device.bytes(bench.scale.memory_bytes), device.bytes(bench.scale.memory_bytes)
-    times = device.time(lambda: target.copy_(source))
+    times = device.time(partial(target.copy_, source))
     bench.row(what="hbm", bytes=source.numel(), **times.row(2 * source.numel()))  # read and written
 
 

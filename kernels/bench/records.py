@@ -11,6 +11,7 @@ A5 torch     index_select and copy_                   B5 copy_ and index_copy_
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -28,151 +29,142 @@ def to_host(bench: Bench) -> None:
     most = max(scale.counts)
     here = device.pinned(most * states.record_bytes).view(most, -1)
     staging = torch.empty_like(here, device=device.torch)
-    wanted = torch.zeros_like(here, device=device.torch)
-    device.kernels.pack(states.pool, range(most), wanted, NATIVE)
+    device.kernels.pack(states.pool, range(most), staging, NATIVE)
     device.synchronize()
-    wanted_here = wanted.cpu()
+    wanted = staging.to("cpu", copy=True)
     for count in scale.counts:
-        slots, records = range(count), here[:count]
-        payload = count * states.record_bytes
+        _to_host(bench, here[:count], staging[:count], wanted[:count])
 
-        def poison(records=records) -> None:
-            records.fill_(0xA5)
 
-        def arrived_whole(records=records) -> bool:
-            # Copies by pieces leave the padding alone, of which these shapes have none.
-            return torch.equal(records, wanted_here[: len(records)])
+def _to_host(bench: Bench, records: torch.Tensor, staging: torch.Tensor, wanted: torch.Tensor) -> None:
+    device, pool, count = bench.device, bench.states.pool, len(records)
+    slots = range(count)
 
-        for path, work in _engine_ways(bench, slots, records, down=True).items():
-            _measure(bench, f"A{path}", count, payload, work, poison, arrived_whole)
-        for encoding in CheckpointDtype:
-            size = states.size_of(encoding)
-            packed, arrived = staging[:count, :size], here.view(-1)[: count * size].view(count, size)
-            table = _rows(arrived, packed)
+    def poison() -> None:
+        records.fill_(0xA5)
 
-            def pack(packed=packed, encoding=encoding, slots=slots, most_blocks=0) -> None:
-                device.kernels.pack(states.pool, slots, packed, encoding, most_blocks=most_blocks)
+    def arrived() -> bool:
+        # Copies by pieces leave the padding alone, of which these shapes have none.
+        return torch.equal(records, wanted)
 
-            def pack_and_copy(pack=pack, table=table) -> None:
-                pack()
-                device.copy(table, batch=False)
+    for path, work in _engine_ways(bench, slots, records, down=True).items():
+        _measure(bench, f"A{path}", count, records.numel(), work, poison, arrived)
+    for encoding in CheckpointDtype:
+        _packed(bench, records, staging, encoding)
+    for blocks in bench.scale.blocks:
+        in_place = partial(device.kernels.pack, pool, slots, records, NATIVE, most_blocks=blocks)
+        _measure(bench, f"A4 in place, {blocks} blocks", count, records.numel(), in_place, poison, arrived)
+    index = torch.arange(count, device=device.torch)
+    temporal, conv = (_pinned_like(bench, each[:, :count]) for each in (pool.temporal, pool.conv))
 
-            read = count * states.record_bytes + count * size
-            name = f"A3 pack {encoding.value}"
-            times = device.time(pack)
-            bench.row(what="pack", encoding=encoding.value, records=count, bytes=read, **times.row(read))
-            if encoding is NATIVE:
-                _measure(bench, name, count, count * size, pack_and_copy, poison, arrived_whole)
-            else:
-                _measure(
-                    bench,
-                    name,
-                    count,
-                    count * size,
-                    pack_and_copy,
-                    lambda a=arrived: a.fill_(0xA5),
-                    lambda a=arrived, p=packed: torch.equal(a, p.cpu()),
-                )
-        for blocks in scale.blocks:
+    def by_torch() -> None:
+        temporal.copy_(pool.temporal.index_select(1, index), non_blocking=True)
+        conv.copy_(pool.conv.index_select(1, index), non_blocking=True)
 
-            def in_place(records=records, slots=slots, blocks=blocks) -> None:
-                device.kernels.pack(states.pool, slots, records, NATIVE, most_blocks=blocks)
+    def same() -> bool:
+        return torch.equal(temporal, pool.temporal[:, :count].cpu())
 
-            name = f"A4 in place, {blocks} blocks"
-            _measure(bench, name, count, payload, in_place, poison, arrived_whole)
-        index = torch.arange(count, device=device.torch)
-        temporal, conv = (
-            torch.empty_like(each[:, :count], device="cpu")
-            for each in (states.pool.temporal, states.pool.conv)
-        )
-        if not device.dry_run:
-            temporal, conv = temporal.pin_memory(), conv.pin_memory()
+    _measure(bench, "A5 torch", count, records.numel(), by_torch, temporal.zero_, same)
 
-        def by_torch(temporal=temporal, conv=conv, index=index) -> None:
-            temporal.copy_(states.pool.temporal.index_select(1, index), non_blocking=True)
-            conv.copy_(states.pool.conv.index_select(1, index), non_blocking=True)
 
-        _measure(
-            bench,
-            "A5 torch",
-            count,
-            payload,
-            by_torch,
-            lambda t=temporal: t.zero_(),
-            lambda t=temporal, n=count: torch.equal(t, states.pool.temporal[:, :n].cpu()),
-        )
+def _packed(bench: Bench, records: torch.Tensor, staging: torch.Tensor, encoding: CheckpointDtype) -> None:
+    """A3 in one encoding: the kernel alone, and with the copy behind it."""
+    device, count = bench.device, len(records)
+    size = bench.states.size_of(encoding)
+    packed, arrived = staging[:, :size], records.view(-1)[: count * size].view(count, size)
+    table = _rows(arrived, packed)
+    pack = partial(device.kernels.pack, bench.states.pool, range(count), packed, encoding)
+
+    def pack_and_copy() -> None:
+        pack()
+        device.copy(table, batch=False)
+
+    def poison() -> None:
+        arrived.fill_(0xA5)
+
+    def same() -> bool:
+        return torch.equal(arrived, packed.cpu())
+
+    moved = count * (bench.states.record_bytes + size)
+    times = device.time(pack)
+    bench.row(what="pack", encoding=encoding.value, records=count, bytes=moved, **times.row(moved))
+    _measure(bench, f"A3 pack {encoding.value}", count, count * size, pack_and_copy, poison, same)
 
 
 def to_device(bench: Bench) -> None:
     device, states, scale = bench.device, bench.states, bench.scale
-    most = max(scale.counts)
-    staging = torch.zeros((most, states.record_bytes), dtype=torch.uint8, device=device.torch)
-    here = device.pinned(most * states.record_bytes).view(most, -1)
-    device.kernels.pack(states.pool, range(most), staging, NATIVE)
-    device.synchronize()
-    here.copy_(staging)
     half = scale.slots // 2
-    for count in (count for count in scale.counts if count <= half):
-        slots, sources, records = range(half, half + count), range(count), here[:count]
-        payload = count * states.record_bytes
-
-        def poison(slots=slots) -> None:
-            states.poison(slots)
-
-        def check(slots=slots, sources=sources) -> bool:
-            return states.same(slots, sources)
-
-        for path, work in _engine_ways(bench, slots, records, down=False).items():
-            _measure(bench, f"B{path}", count, payload, work, poison, check, what="h2d")
+    counts = [count for count in scale.counts if count <= half]
+    here = device.pinned(max(counts) * states.record_bytes).view(max(counts), -1)
+    staging = torch.empty_like(here, device=device.torch)
+    for count in counts:
         for encoding in CheckpointDtype:
-            size = states.size_of(encoding)
-            packed, stored = staging[:count, :size], here.view(-1)[: count * size].view(count, size)
-            device.kernels.pack(states.pool, sources, packed, encoding)
-            device.synchronize()
-            stored.copy_(packed)
-            table = _rows(packed, stored)
-
-            def unpack(packed=packed, encoding=encoding, slots=slots) -> None:
-                device.kernels.unpack(packed, slots, states.pool, None, encoding)
-
-            def copy_and_unpack(unpack=unpack, table=table) -> None:
-                device.copy(table, batch=False)
-                unpack()
-
-            moved = count * (states.record_bytes + size)
-            bench.row(
-                what="unpack",
-                encoding=encoding.value,
-                records=count,
-                bytes=moved,
-                **device.time(unpack).row(moved),
-            )
-            close = (
-                check if encoding is NATIVE else lambda s=slots, o=sources: _close(states.pool.temporal, s, o)
-            )
-            _measure(
-                bench,
-                f"B3 unpack {encoding.value}",
-                count,
-                count * size,
-                copy_and_unpack,
-                poison,
-                close,
-                what="h2d",
-            )
-        device.kernels.pack(states.pool, range(most), staging, NATIVE)
-        device.synchronize()
-        here.copy_(staging)
-        for blocks in scale.blocks:
-
-            def in_place(records=records, slots=slots, blocks=blocks) -> None:
-                device.kernels.unpack(records, slots, states.pool, None, NATIVE, most_blocks=blocks)
-
-            _measure(
-                bench, f"B4 in place, {blocks} blocks", count, payload, in_place, poison, check, what="h2d"
-            )
-        _torch_way(bench, slots, sources, poison, check)
+            _unpacked(bench, here[:count], staging[:count], encoding)
+        _stored(bench, here, staging, NATIVE)
+        _to_device(bench, here[:count])
     _fan_out(bench, here, staging)
+
+
+def _stored(bench: Bench, records: torch.Tensor, staging: torch.Tensor, encoding: CheckpointDtype) -> None:
+    """Make the records of the first slots, as they would come from a disk."""
+    bench.device.kernels.pack(bench.states.pool, range(len(records)), staging, encoding)
+    bench.device.synchronize()
+    records.copy_(staging)
+
+
+def _to_device(bench: Bench, records: torch.Tensor) -> None:
+    device, states, count = bench.device, bench.states, len(records)
+    pool = states.pool
+    half = bench.scale.slots // 2
+    slots, sources = range(half, half + count), range(count)
+    poison, check = partial(states.poison, slots), partial(states.same, slots, sources)
+    payload = records.numel()
+    for path, work in _engine_ways(bench, slots, records, down=False).items():
+        _measure(bench, f"B{path}", count, payload, work, poison, check, what="h2d")
+    for blocks in bench.scale.blocks:
+        in_place = partial(device.kernels.unpack, records, slots, pool, None, NATIVE, most_blocks=blocks)
+        _measure(bench, f"B4 in place, {blocks} blocks", count, payload, in_place, poison, check, what="h2d")
+    index = torch.tensor(list(slots), device=device.torch)
+    temporal, conv = (_pinned_like(bench, each[:, :count]) for each in (pool.temporal, pool.conv))
+    temporal.copy_(pool.temporal[:, :count])
+    conv.copy_(pool.conv[:, :count])
+
+    def by_torch() -> None:
+        pool.temporal.index_copy_(1, index, temporal.to(device.torch, non_blocking=True))
+        pool.conv.index_copy_(1, index, conv.to(device.torch, non_blocking=True))
+
+    _measure(bench, "B5 torch", count, payload, by_torch, poison, check, what="h2d")
+
+
+def _unpacked(bench: Bench, records: torch.Tensor, staging: torch.Tensor, encoding: CheckpointDtype) -> None:
+    """B3 in one encoding: the kernel alone, and behind the copy."""
+    device, states, count = bench.device, bench.states, len(records)
+    half = bench.scale.slots // 2
+    slots, sources = range(half, half + count), range(count)
+    size = states.size_of(encoding)
+    packed, stored = staging[:, :size], records.view(-1)[: count * size].view(count, size)
+    _stored(bench, stored, packed, encoding)
+    table = _rows(packed, stored)
+    unpack = partial(device.kernels.unpack, packed, slots, states.pool, None, encoding)
+
+    def copy_and_unpack() -> None:
+        device.copy(table, batch=False)
+        unpack()
+
+    def check() -> bool:
+        exact = encoding is NATIVE
+        return states.same(slots, sources) if exact else _close(states.pool.temporal, slots, sources)
+
+    moved = count * (states.record_bytes + size)
+    times = device.time(unpack)
+    bench.row(what="unpack", encoding=encoding.value, records=count, bytes=moved, **times.row(moved))
+    name, poison = f"B3 unpack {encoding.value}", partial(states.poison, slots)
+    _measure(bench, name, count, count * size, copy_and_unpack, poison, check, what="h2d")
+
+
+def _pinned_like(bench: Bench, tensor: torch.Tensor) -> torch.Tensor:
+    pageable = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return pageable if bench.device.dry_run else pageable.pin_memory()
 
 
 def _engine_ways(
@@ -197,7 +189,7 @@ def _measure(
     path: str,
     count: int,
     payload: int,
-    work: Callable[[], None],
+    work: Callable[[], object],
     poison: Callable[[], object],
     check: Callable[[], bool],
     what: str = "d2h",
@@ -215,29 +207,13 @@ def _measure(
         bench.row(what=what, path=path, records=count, bytes=payload, ok=False, error=str(error)[:300])
 
 
-def _torch_way(
-    bench: Bench, slots: range, sources: range, poison: Callable[[], None], check: Callable[[], bool]
-) -> None:
-    pool, device = bench.states.pool, bench.device
-    index = torch.tensor(list(slots), device=device.torch)
-    temporal, conv = (each[:, list(sources)].cpu() for each in (pool.temporal, pool.conv))
-    if not device.dry_run:
-        temporal, conv = temporal.pin_memory(), conv.pin_memory()
-
-    def work() -> None:
-        pool.temporal.index_copy_(1, index, temporal.to(device.torch, non_blocking=True))
-        pool.conv.index_copy_(1, index, conv.to(device.torch, non_blocking=True))
-
-    payload = len(slots) * bench.states.record_bytes
-    _measure(bench, "B5 torch", len(slots), payload, work, poison, check, what="h2d")
-
-
 def _fan_out(bench: Bench, here: torch.Tensor, staging: torch.Tensor) -> None:
     """One record to four slots: by unpack, and by four times the copies."""
     device, states = bench.device, bench.states
     slots = range(bench.scale.slots - 4, bench.scale.slots)
     table = _rows(staging[:1], here[:1])
     tables = states.tables(slots, here[:1].expand(4, -1), to_host=False)
+    poison = partial(states.poison, slots)
 
     def unpack() -> None:
         device.copy(table, batch=False)
@@ -250,9 +226,7 @@ def _fan_out(bench: Bench, here: torch.Tensor, staging: torch.Tensor) -> None:
         return all(states.same(range(slot, slot + 1), range(1)) for slot in slots)
 
     for path, work in (("B3 unpack to 4", unpack), ("B1 batch to 4", copies)):
-        _measure(
-            bench, path, 1, states.record_bytes, work, lambda: states.poison(slots), same, what="fan_out"
-        )
+        _measure(bench, path, 1, states.record_bytes, work, poison, same, what="fan_out")
 
 
 def _rows(to: torch.Tensor, source: torch.Tensor) -> Table:

@@ -160,6 +160,24 @@ def test_sources_that_do_not_compile_are_an_error_with_the_compilers_words(tmp_p
     assert not (tmp_path / "a.so").exists()
 
 
+def test_the_package_has_the_sources_and_what_was_built_but_not_the_bench() -> None:
+    import tomllib
+
+    from setuptools import find_packages
+
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = find_packages(str(ROOT), **told["packages"]["find"])
+    assert "sglang_histate.copy._kernels" in found
+    assert not [name for name in found if "bench" in name]
+    package = ROOT / "sglang_histate"
+    data = {path for pattern in told["package-data"]["sglang_histate"] for path in package.glob(pattern)}
+    assert {package / "copy" / "_kernels" / "csrc" / path.name for path in build.CSRC.iterdir()} <= data
+    assert (
+        build.SHIPPED.parent.name == "lib"
+        and "copy/_kernels/lib/*.so" in told["package-data"]["sglang_histate"]
+    )
+
+
 def test_make_kernels_runs_this_build() -> None:
     said = subprocess.run(["make", "-n", "kernels"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "-m kernels.build" in said.stdout
