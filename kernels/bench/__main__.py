@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +28,8 @@ from .device import COPIES
 from .steps import TOTAL_S, Step, steps
 
 CACHE = Path("build") / "kernels"
-GRACE_S = 12.0  # a step may overrun by one measurement, and a process needs some seconds to start
+GRACE_S = 12.0  # a step may overrun by one measurement
+START_S = 90.0  # of a process: torch comes from a cold disk
 HANG_FACTOR = 1.25
 
 
@@ -112,9 +115,9 @@ def _one_worker(
     command = [sys.executable, "-m", "kernels.bench", "--worker", str(rows), "--share", str(share)]
     command += ["--steps", ",".join(str(step.number) for step in left), "--library", str(library)]
     command += ["--folder", str(folder), *(["--dry-run"] if given.dry_run else [])]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, start_new_session=True)  # so that what it starts ends with it
     limits = {step.number: step.limit_s * share * HANG_FACTOR + GRACE_S for step in left}
-    at, since = left[0].number, monotonic()
+    at, since = -1, monotonic()
     try:
         while process.poll() is None:
             sleep(0.1)
@@ -123,14 +126,13 @@ def _one_worker(
                 at, since = begun[-1], monotonic()
                 _write(given, rows, ends, start, library)
             if monotonic() > deadline:
-                ends[at] = "the run was out of time"
                 return
-            if monotonic() - since > limits.get(at, GRACE_S) and at not in _ended(rows):
-                ends[at] = "hung, and was ended"
+            if monotonic() - since > limits.get(at, START_S) and at not in _ended(rows):
+                ends[at if at >= 0 else left[0].number] = "hung, and was ended"
                 return
     finally:
         if process.poll() is None:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         ended = _ended(rows)
         ends |= {number: text for number, text in ended.items() if number not in ends}

@@ -90,19 +90,24 @@ def _pack(rows: list[Row], encoding: str) -> Verdict:
     speeds = {row["records"]: row["gb_s"] for row in _of(rows, "pack", encoding=encoding) if "gb_s" in row}
     if not speeds:
         return Verdict(name, limit, "nothing", None)
-    most = max(speeds.values())
+    records = max(speeds)  # few records lie in the L2 cache from the run before
     hbm = [row["gb_s"] for row in _of(rows, "hbm")]
     beside = f", a copy within the device {max(hbm):.0f}" if hbm else ""
-    return Verdict(name, limit, f"{most:.0f} GB/s{beside}", most >= PACK_GB_S)
+    text = f"{speeds[records]:.0f} GB/s for {records} records{beside}"
+    return Verdict(name, limit, text, speeds[records] >= PACK_GB_S)
 
 
 def _slowdown(rows: list[Row], way: str, pace: str, belongs: Callable[[str], bool]) -> Verdict:
     name, limit = f"slowdown of a matrix product beside {way}, {pace}", MOST_GEMM_SLOWDOWN_PERCENT[way]
-    found = [row for row in _of(rows, "slowdown", load="gemm", pace=pace) if belongs(row["path"])]
+    found = [
+        row
+        for row in _of(rows, "slowdown", load="gemm", pace=pace)
+        if belongs(row["path"]) and "slowdown_percent" in row
+    ]
     if not found:
         return Verdict(name, f"{limit} %", "nothing", None)
     worst = max(found, key=lambda row: row["slowdown_percent"])
-    noise = max(row["noise_percent"] for row in found)
+    noise = worst["noise_percent"]
     text = f"{worst['slowdown_percent']:.2f} % ({worst['path']}; the load alone varies by {noise:.2f} %)"
     passed = worst["slowdown_percent"] <= limit
     # A load that varies by more than the limit alone proves nothing either way.
@@ -111,6 +116,7 @@ def _slowdown(rows: list[Row], way: str, pace: str, belongs: Callable[[str], boo
 
 def _small_copies(rows: list[Row]) -> Verdict:
     name, limit = "4 KiB beside records by groups, p95", f"{MOST_SMALL_COPY_P95_MS} ms"
+    rows = [row for row in rows if "error" not in row]
     found = _of(rows, "small_copy", path="A2 groups")
     if not found:
         return Verdict(name, limit, "nothing", None)
