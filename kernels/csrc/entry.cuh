@@ -25,7 +25,7 @@ inline const char* text_of(int code) {
     case NO_SUCH_SLOT_GIVEN: return "the pool has no such slot";
     case NOT_ENCODABLE: return "only float32 states can be encoded as bf16 or int8";
     case NO_SUCH_LAYERS: return "the pool has no such layers";
-    case TOO_LARGE: return "one layer's state has 2^31 numbers or more";
+    case TOO_LARGE: return "one layer's state has 2^31 numbers or more, or there are too many layers";
     case NO_SUCH_RECORD: return "there is no such record";
     case POOL_NOT_ALIGNED: return "a float32 state of the pool does not begin on 4 bytes";
     default: return "the CUDA runtime refused the launch";
@@ -35,7 +35,9 @@ inline const char* text_of(int code) {
 inline int checked(const Pool& pool, Encoding encoding, const char* records, int64_t stride, int64_t first, int64_t last) {
   const Form form = form_of(pool, encoding);
   if (encoding < NATIVE || encoding > INT8 || (encoding != NATIVE && pool.temporal_kind != FLOAT32)) return NOT_ENCODABLE;
-  if (pool.heads * pool.rows * pool.columns >= INT64_C(1) << 31) return TOO_LARGE;
+  const int64_t chunks = form.temporal_bytes / (16 * CHUNK) + pool.conv_bytes / (16 * CHUNK) + 2, most = INT64_C(1) << 31;
+  if (pool.heads * pool.rows * pool.columns >= most || pool.layers * MOST_TARGETS * std::max(chunks, pool.heads) >= most)
+    return TOO_LARGE;
   if (first < 0 || first >= last || last > pool.layers) return NO_SUCH_LAYERS;
   if (((reinterpret_cast<uintptr_t>(records) | static_cast<uint64_t>(stride)) & 15) || stride < pool.layers * form.segment_bytes)
     return RECORDS_NOT_ALIGNED;

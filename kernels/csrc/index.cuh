@@ -113,14 +113,17 @@ struct Chunk {
   int64_t unit, units;  // the first one, and how many the piece has
 };
 
+// Counts of chunks and heads are below 2^31 (entry.cuh sees to it): divisions in 64 bits would take longer than the copy.
 HISTATE_HD Chunk chunk_at(const Call& call, const Walk& walk, int64_t index) {
-  const int64_t of_layer = walk.temporal_chunks + walk.conv_chunks;
-  const int64_t within = index % of_layer, rest = index / of_layer;
+  const uint32_t temporal = static_cast<uint32_t>(walk.temporal_chunks), at = static_cast<uint32_t>(index);
+  const uint32_t of_layer = temporal + static_cast<uint32_t>(walk.conv_chunks);
+  const uint32_t rest = at / of_layer, within = at - rest * of_layer;
+  const uint32_t layers = static_cast<uint32_t>(call.layer_count), group = rest / layers;
   Chunk chunk;
-  chunk.layer = call.first_layer + rest % call.layer_count;
-  chunk.group = static_cast<int>(rest / call.layer_count);
-  chunk.conv = within >= walk.temporal_chunks;
-  chunk.unit = (chunk.conv ? within - walk.temporal_chunks : within) * CHUNK;
+  chunk.layer = call.first_layer + (rest - group * layers);
+  chunk.group = static_cast<int>(group);
+  chunk.conv = within >= temporal;
+  chunk.unit = static_cast<int64_t>(chunk.conv ? within - temporal : within) * CHUNK;
   chunk.units = chunk.conv ? walk.conv_units : walk.temporal_units;
   return chunk;
 }
@@ -137,9 +140,9 @@ struct Head {
 
 HISTATE_HD int64_t heads_of(const Call& call) { return call.groups * call.layer_count * call.pool.heads; }
 HISTATE_HD Head head_at(const Call& call, int64_t index) {
-  const int64_t rest = index / call.pool.heads;
-  return {static_cast<int>(rest / call.layer_count), call.first_layer + rest % call.layer_count,
-          index % call.pool.heads};
+  const uint32_t at = static_cast<uint32_t>(index), heads = static_cast<uint32_t>(call.pool.heads);
+  const uint32_t rest = at / heads, layers = static_cast<uint32_t>(call.layer_count), group = rest / layers;
+  return {static_cast<int>(group), call.first_layer + (rest - group * layers), at - rest * heads};
 }
 
 }  // namespace histate

@@ -28,10 +28,15 @@ HISTATE_HD void pack_chunk(const Call& call, const Walk& walk, int64_t index, in
   const bool on = chunk.conv ? on_16(pool.conv, pool.conv_layer_stride, pool.conv_slot_stride)
                              : on_16(pool.temporal, pool.temporal_layer_stride, pool.temporal_slot_stride);
   Word words[IN_FLIGHT];
+  if (on && (chunk.unit + CHUNK) * 16 <= bytes) {  // nearly always: nothing stands between the loads
 #pragma unroll
-  for (int i = 0; i < IN_FLIGHT; ++i) {
-    const int64_t unit = unit_of(chunk, thread, i);
-    words[i] = unit < chunk.units ? load_unit(from + unit * 16, bytes - unit * 16, on) : Word{};
+    for (int i = 0; i < IN_FLIGHT; ++i) words[i] = load<Word>(from + unit_of(chunk, thread, i) * 16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < IN_FLIGHT; ++i) {
+      const int64_t unit = unit_of(chunk, thread, i);
+      words[i] = unit < chunk.units ? load_unit(from + unit * 16, bytes - unit * 16, on) : Word{};
+    }
   }
   bool bad = false;
 #pragma unroll

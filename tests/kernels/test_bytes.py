@@ -93,6 +93,20 @@ def test_a_rank_of_qwen35_9b(kernels, encoding) -> None:
 
 
 @ENCODINGS
+def test_a_model_without_windows(kernels, encoding) -> None:
+    shape = Shape(layers=2, slots=3, temporal=(2, 5, 6), conv=(0, 3))
+    pool = filled(shape, seed=10)
+    size = pool.form(encoding).record_bytes
+    wanted, got = records(2, size), records(2, size)
+    REFERENCE.pack(pool, [2, 0], wanted, encoding)
+    assert kernels.pack(pool, [2, 0], got, encoding).tolist() == [0, 0] and torch.equal(got, wanted)
+    (wanted_pool, wanted_memory), (got_pool, got_memory) = empty(shape), empty(shape)
+    REFERENCE.unpack(wanted, [1, 2], wanted_pool, None, encoding)
+    kernels.unpack(wanted, [1, 2], got_pool, None, encoding)
+    assert torch.equal(wanted_memory[0], got_memory[0])
+
+
+@ENCODINGS
 def test_more_slots_than_one_launch_takes(kernels, encoding) -> None:
     shape = Shape(layers=1, slots=150, temporal=(1, 3, 4), conv=(5, 3))
     pool = filled(shape, seed=4)
