@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_histate.adapter import tree_core
+from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.checks import check_encoding, check_runtime
@@ -167,7 +168,16 @@ def _start_tier(
             store=store,
             egress=LayerEgress(temporal.device, layout.codec),
             counters=counters,
+            absences=ranking.absences,
             journal=journal,
+        ),
+        accounting=Accounting(
+            store,
+            ranking.absences,
+            trust,
+            counters,
+            page_size=page_size,
+            min_gain_tokens=config.min_gain_tokens,
         ),
         fault_ins=FaultIns(
             cache,

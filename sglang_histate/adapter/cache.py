@@ -93,13 +93,15 @@ class HiStateCache(UnifiedRadixCache):
 
     def init_load_back(self, params: Any) -> Any:
         loaded_kv = 0
+        on_host = self.tree_core.component_has_host_value_only(params.best_match_node, ComponentType.MAMBA)
         node = self.tree_core.node_by_id(params.best_match_node)
         while node.evicted:
             loaded_kv += len(node.key)
             node = node.parent
         result = super().init_load_back(params)
         if result is not None and result[0] > 0:
-            state_of(params.req, self.page_size).kv_loaded = loaded_kv
+            state = state_of(params.req, self.page_size)
+            state.kv_loaded, state.state_loaded = loaded_kv, on_host
         return result
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:

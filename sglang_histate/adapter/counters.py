@@ -29,6 +29,41 @@ class Miss(Enum):
     RETRIES = "gave_up_after_retries"
 
 
+class Why(Enum):
+    """Why no request could resume at a position whose KV was on device or host."""
+
+    NOT_CAPTURED = "not_captured"  # no checkpoint was planned there
+    NO_BUFFER = "no_inflight_buffer"
+    OFF_GRID = "chunk_not_on_grid"
+    WRITE_LIMITS = "write_budget"  # bytes per second or day, or the age of the queue
+    NO_SLAB = "no_slab"
+    EVICTED = "evicted"
+    ABORTED = "request_aborted"
+    PURGED = "purged"
+    WRITE_FAILED = "write_failed"
+    READ_FAILED = "read_failed"
+    DAMAGED = "record_damaged"
+    DISK_DOWN = "disk_down"  # a breaker is open: nothing is asked of the disk
+    FINGERPRINT = "fingerprint"  # the record, or the store, belongs to other weights
+    QUARANTINED = "quarantined"
+    SMALL_GAIN = "gain_too_small"  # below --histate-min-gain
+    NO_ROOM = "no_read_buffer_or_host_slot"
+    NO_HOST_ROOM = "no_host_room_for_kv"
+    DEADLINE = "read_deadline"  # of this read, or of another one that still hangs
+    RETRIES = "gave_up_after_retries"
+    NOT_LOADED = "not_loaded"  # the state was in memory, and the device had no room for it or its KV
+    NOT_ASKED = "ssd_not_asked"  # more than tokens, or a streaming session: no checkpoint can have a name
+    LATE = "stored_after_lookup"
+
+
+class HitTier(Enum):
+    """Where the checkpoint that a request resumed from was, or the KV before it."""
+
+    DEVICE = "device"
+    HOST = "host"
+    SSD = "ssd"
+
+
 class Unverified(Enum):
     """Why a restored prefix that was to be checked was not."""
 
@@ -52,11 +87,14 @@ class Counters:
         self.already_stored = 0
         self.forwards = 0
         self.fault_ins = 0
-        self.restored_requests = 0
-        self.restored_tokens = 0
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.hits = dict.fromkeys(HitTier, 0)
+        self.hit_tokens = dict.fromkeys(HitTier, 0)
+        self.hit_kv_tokens = dict.fromkeys(HitTier, 0)
         self.internal_hits = 0
         self.output_ends = 0
-        self.recomputed_with_kv = 0
+        self.recomputed = dict.fromkeys(Why, 0)
         self.kv_spilled_pages = 0
         self.kv_spills_refused = 0
         self.kv_restores = 0
@@ -67,6 +105,18 @@ class Counters:
         self.dropped = {reason: 0 for reason in Drop}
         self.missed = {reason: 0 for reason in Miss}
         self.intervals: dict[int, int] = {}
+
+    @property
+    def restored_requests(self) -> int:
+        return self.hits[HitTier.SSD]
+
+    @property
+    def restored_tokens(self) -> int:
+        return self.hit_tokens[HitTier.SSD]
+
+    @property
+    def recomputed_with_kv(self) -> int:
+        return sum(self.recomputed.values())
 
     def drop(self, reason: Drop, count: int = 1) -> None:
         self.dropped[reason] += count
@@ -85,7 +135,13 @@ class Counters:
             "ssd_restored_requests_total": self.restored_requests,
             "ssd_restored_tokens_total": self.restored_tokens,
             "internal_hits_total": self.internal_hits,
+            "requests_total": self.requests,
+            "prompt_tokens_total": self.prompt_tokens,
+            "hits_total": {tier.value: n for tier, n in self.hits.items()},
+            "hit_tokens_total": {tier.value: n for tier, n in self.hit_tokens.items()},
+            "hit_kv_tokens_total": {tier.value: n for tier, n in self.hit_kv_tokens.items()},
             "recomputed_tokens_with_kv_total": self.recomputed_with_kv,
+            "recomputed_tokens_by_reason_total": {why.value: n for why, n in self.recomputed.items()},
             "kv_spilled_pages_total": self.kv_spilled_pages,
             "kv_spills_refused_total": self.kv_spills_refused,
             "kv_restores_total": self.kv_restores,

@@ -118,10 +118,14 @@ class FaultIns:
         state = state_of(req, self._page_size)
         if state.looked_at_version == self.version and state.attached is None:
             return True
-        if req.input_embeds is not None or req.positional_embed_overrides is not None:
-            return True  # the token ids do not determine the state
-        if req.session is not None and req.session.streaming:
-            return True  # a match would lend the session's KV to the request before its time
+        # The token ids must determine the state, and a match must not lend a session's KV before its time.
+        state.may_ask = not (
+            req.input_embeds is not None
+            or req.positional_embed_overrides is not None
+            or (req.session is not None and req.session.streaming)
+        )
+        if not state.may_ask:
+            return True
         # A prompt shorter than a page is not matched at all: nothing of an earlier match may remain.
         state.kv_covered, state.restorable, state.branch = 0, 0, None
         req.init_next_round_input(self._cache, cow_mamba=False)
@@ -152,6 +156,8 @@ class FaultIns:
             fault.state_ok = bool(ticket.ok)
             if ticket.ok:
                 self._store.release(ticket)
+            elif ticket.miss_reason is not MissReason.CLEARED:
+                self._cache.tree_core.ranking.absences.unreadable(fault.key, ticket.miss_reason)
         else:
             assert fault.restore is not None
             fault.restore.complete(ticket)
@@ -179,7 +185,7 @@ class FaultIns:
         failed = self._end_restore(fault)
         if failed is not None:
             self._slots.free(fault.slot)
-            self._counters.miss(failed)
+            self._miss(failed, fault)
             self.version += 1  # the entry is gone; the waiters may find an earlier one
             return
         if not fault.waiters:
@@ -221,7 +227,7 @@ class FaultIns:
             if fault.number > until or fault.abandoned:
                 continue
             fault.abandoned = True
-            self._counters.miss(Miss.DEADLINE)
+            self._miss(Miss.DEADLINE, fault)
             for handle in fault.waiters:
                 del self._waiting[handle]
             fault.waiters.clear()
@@ -242,6 +248,7 @@ class FaultIns:
     def _look(self, req: Any, state: RequestState) -> _Look:
         """Look `req` up and make it wait for the best checkpoint, if that is worth it and there is room."""
         if any(fault.abandoned for fault in self._by_key.values()):
+            state.missed = Miss.DEADLINE
             return _Look.NOTHING
         found = self._find(req, state)
         if found is None:
@@ -251,6 +258,7 @@ class FaultIns:
         if fault is None:
             if state.fault_ins >= MAX_FAULT_INS_PER_REQUEST:
                 self._counters.miss(Miss.RETRIES)
+                state.missed = Miss.RETRIES
                 state.attached = None  # do not look again before something new is stored
                 return _Look.NOTHING
             fault = self._begin(position, key, state, dead)
@@ -276,6 +284,7 @@ class FaultIns:
         oldest = next(iter(self._by_key.values()), None)
         if oldest is None or oldest.number > state.short_since:
             self._counters.miss(Miss.NO_ROOM)
+            state.missed = Miss.NO_ROOM
             state.gave_up_on_room = True
             return False
         state.looked_at_version = -1
@@ -356,21 +365,28 @@ class FaultIns:
         """Reader thread: copy verified bytes into the host slot, so that the scheduler thread never does."""
         fault.landing.copy(lambda: self._slots.fill(fault.slot, record.payload, layers))
 
+    def _miss(self, reason: Miss, fault: FaultIn) -> None:
+        """Count what became of a read, and tell those that waited for it."""
+        self._counters.miss(reason)
+        for waiter in fault.waiters.values():
+            state_of(waiter, self._page_size).missed = reason
+
     def _attach(self, fault: FaultIn) -> None:
         req = next(iter(fault.waiters.values()))
         key = state_of(req, self._page_size).keys.radix_key(req.full_untruncated_fill_ids, fault.position)
         outcome, node_id = attach_host_state(self._cache, key, fault.slot)
         if outcome is Attach.ATTACHED:
             for handle, waiter in fault.waiters.items():
-                state_of(waiter, self._page_size).attached = fault.position
+                state = state_of(waiter, self._page_size)
+                state.attached, state.missed = fault.position, None
                 self._pins.hold(handle, node_id)
             return
         self._slots.free(fault.slot)
         if outcome is Attach.NO_HOST_KV:
-            self._counters.miss(Miss.NO_HOST_KV)  # reading it again would end here again
+            self._miss(Miss.NO_HOST_KV, fault)  # reading it again would end here again
             return
         for waiter in fault.waiters.values():
             state_of(waiter, self._page_size).looked_at_version = -1  # the tree has changed
         if outcome is Attach.KV_GONE:
-            self._counters.miss(Miss.KV_GONE)
+            self._miss(Miss.KV_GONE, fault)
             self.version += 1  # an earlier checkpoint may still be in reach

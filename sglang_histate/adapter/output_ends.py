@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
@@ -106,6 +106,7 @@ class OutputEnds:
             record, refused = self._record(key, position, state_of(req, self._page_size).kept)
             if record is None:
                 self._counters.drop(Drop.NO_RECORD)
+                self._cache.tree_core.ranking.absences.note(key, Why.NO_BUFFER)
                 return
         lock = self._cache.inc_lock_ref(node_id).to_dec_params()
         if record is not None:
@@ -126,6 +127,7 @@ class OutputEnds:
         if isinstance(claimed, Record):
             return claimed, False
         self._counters.drop(Drop.REFUSED)
+        self._cache.tree_core.ranking.absences.refused(key, claimed)
         return self._store.acquire_record(), True
 
     def done_count(self) -> int:

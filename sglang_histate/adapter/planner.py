@@ -12,8 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
-from sglang_histate.adapter.counters import Counters, Drop
+from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
@@ -55,6 +56,7 @@ class CapturePlanner:
         store: CheckpointStore,
         egress: LayerEgress,
         counters: Counters,
+        absences: Absences,
         journal: Journal | None = None,
     ) -> None:
         """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `end_share` q; `grid` is lcm(64, page size) in tokens."""
@@ -68,6 +70,7 @@ class CapturePlanner:
         self._store = store
         self._egress = egress
         self._counters = counters
+        self._absences = absences
         self._journal = journal
         if journal is not None:
             journal.choices(interval)
@@ -91,6 +94,7 @@ class CapturePlanner:
                 rows.append(CaptureRow(one.batch_row, offset, one.position, one.key, record, one.state))
                 one.state.kept = max(one.state.kept, one.position)
             else:
+                self._absences.refused(one.key, record)
                 refused = record not in (PutResult.NO_BUFFER, PutResult.CLOSED)
                 self._counters.drop(Drop.REFUSED if refused else Drop.NO_RECORD)
         self._counters.planned += len(rows)
@@ -115,7 +119,9 @@ class CapturePlanner:
             # An off-grid start can neither be named by the tree nor be reached by every kernel's states.
             # A plan goes on behind this chunk; without one, the next chunk on the grid makes it.
             planned = state.plan_next == start
-            self._counters.drop(Drop.MISALIGNED, sum(start < p <= end for p in state.plan) if planned else 1)
+            lost = [p for p in state.plan if start < p <= end] if planned else []
+            self._off_grid(req, state, lost)
+            self._counters.drop(Drop.MISALIGNED, len(lost) if planned else 1)
             state.plan_next = end if planned else -1
             return []
         if state.plan_next != start:
@@ -126,6 +132,7 @@ class CapturePlanner:
             plan = tuple(sorted((*plan, end)))
             state.plan = plan
         chunk = positions_in_chunk(plan, start, end)
+        self._off_grid(req, state, chunk.misaligned)
         self._counters.drop(Drop.MISALIGNED, len(chunk.misaligned))
         fresh, before = [], min(state.kept, start)
         for position in chunk.capture:
@@ -139,6 +146,12 @@ class CapturePlanner:
                 before = position
         state.kept = before
         return fresh
+
+    def _off_grid(self, req: Any, state: RequestState, positions: Sequence[int]) -> None:
+        for position in positions:
+            if position % self._page_size == 0:
+                key = state.keys.at(req.full_untruncated_fill_ids, position)
+                self._absences.note(key, Why.OFF_GRID)
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
         total = len(req.full_untruncated_fill_ids)
@@ -168,4 +181,6 @@ class CapturePlanner:
         others = [index for index in range(len(wanted)) if index not in set(kept)]
         room = free - len(kept)
         kept += [others[(2 * i + 1) * len(others) // (2 * room)] for i in range(room)]
+        for index in set(range(len(wanted))).difference(kept):
+            self._absences.note(wanted[index].key, Why.NO_BUFFER)
         return [wanted[index] for index in sorted(kept)]

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.ssd_contents import SsdContents
 from sglang_histate.policy.clean import CleanKv
 from sglang_histate.policy.journal import Journal
@@ -21,7 +22,7 @@ from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import Residence
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Kind, Pool, Unit
-from sglang_histate.store import CheckpointStore, DropReason, Key
+from sglang_histate.store import CheckpointStore, DropReason, Key, RecordKind
 
 _KV_DEVICE, _KV_HOST, _STATE_DEVICE, _STATE_HOST = 1, 2, 4, 8
 _KV = _KV_DEVICE | _KV_HOST
@@ -67,6 +68,7 @@ class Ranking:
         self._one_device_pool = one_device_pool
         self._journal = journal
         self._store: CheckpointStore | None = None
+        self.absences = Absences()  # why the SSD has no checkpoint where there could be one
         self.kept: set[Key] = set()  # never makes room on the SSD: what is saved before an exit
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
@@ -79,6 +81,7 @@ class Ranking:
 
     def reset(self, root: Any) -> None:
         """Start again with an empty tree. The clock goes on."""
+        self.absences.clear()
         if self._journal is None:
             self.tree = PrefixTree(root)
         else:
@@ -216,11 +219,19 @@ class Ranking:
         """Return what a store is opened with, so that this ranking hears of it and chooses for it."""
         return {
             "choose_victim": self._ssd_victim,
-            "on_present": lambda key, kind: self.ssd.stored(Key(key, kind), self.clock),
-            "on_gone": lambda key, kind, reason: self.ssd.gone(
-                Key(key, kind), reason is DropReason.EVICTED, self.clock
-            ),
+            "on_present": lambda key, kind: self._present(Key(key, kind)),
+            "on_gone": lambda key, kind, reason: self._gone(Key(key, kind), reason),
         }
+
+    def _present(self, name: Key) -> None:
+        self.ssd.stored(name, self.clock)
+        if name.kind is RecordKind.CHECKPOINT:
+            self.absences.stored(name.hash)
+
+    def _gone(self, name: Key, reason: DropReason) -> None:
+        self.ssd.gone(name, reason is DropReason.EVICTED, self.clock)
+        if name.kind is RecordKind.CHECKPOINT:
+            self.absences.dropped(name.hash, reason)
 
     def connect(self, store: CheckpointStore) -> None:
         """`store` was opened with the hooks: it is asked what may go, and told what lost its place in the tree.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_histate.adapter.attribution import Recomputed
+from sglang_histate.adapter.counters import HitTier, Miss
 from sglang_histate.adapter.page_keys import PageKeys
 
 
@@ -25,10 +27,15 @@ class RequestState:
     # The last read that was under way when there was no room for one for this request.
     short_since: int | None = None
     gave_up_on_room: bool = False
+    missed: Miss | None = None  # what became of the last read for this request, if it came to nothing
+    may_ask: bool = True  # False: its token ids do not name a checkpoint, or it is not looked up
     attached: int | None = None  # where a checkpoint from the SSD was attached for this request
     kv_restored: int = 0  # tokens of KV that were read from the SSD for this request
     # Set at admission.
     kv_loaded: int = 0  # tokens of KV that had to come from the host
+    state_loaded: bool = False  # the state that it resumes from had to come from the host
+    resumed_from: HitTier | None = None  # where that state was, None if nothing was reused
+    recomputed: tuple[Recomputed, ...] = ()  # what of its KV was of no use, and why
     restored_from_ssd: int = 0  # tokens of the prefix that was resumed through an SSD checkpoint
     accounted: bool = False
     placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree

@@ -11,9 +11,10 @@ import time
 from collections import deque
 from typing import Any
 
+from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import AgreedTime
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
-from sglang_histate.adapter.counters import Counters, Drop, Miss
+from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.kv_spill import KvSpill
@@ -42,6 +43,7 @@ class SsdTier:
         *,
         store: CheckpointStore,
         planner: CapturePlanner,
+        accounting: Accounting,
         fault_ins: FaultIns,
         output_ends: OutputEnds,
         kv_spill: KvSpill,
@@ -62,6 +64,7 @@ class SsdTier:
         self.verification = verification
         self.counters = counters
         self._planner = planner
+        self._accounting = accounting
         self._agreement = agreement
         self._page_size = page_size
         self._captures: deque[ForwardCapture] = deque()
@@ -265,11 +268,14 @@ class SsdTier:
     def _publish(self, item: CaptureRow | Any) -> None:
         if isinstance(item, CaptureRow) and item.useless:
             self.counters.drop(Drop.ABORTED)
+            self.ranking.absences.note(item.key, Why.ABORTED)
             self.store.release_record(item.record)
-        elif (
-            self.store.put(item.key, item.position, item.record, namespace=item.namespace) is PutResult.STORED
-        ):
+            return
+        result = self.store.put(item.key, item.position, item.record, namespace=item.namespace)
+        if result is PutResult.STORED:
             self.fault_ins.version += 1
+        else:
+            self.ranking.absences.refused(item.key, result)
 
     def _account(self, req: Any) -> None:
         """Count, once per request, how much of its prefix was resumed through an SSD checkpoint."""
@@ -279,20 +285,5 @@ class SsdTier:
         state.accounted = True
         resumed = self.core.node_by_id(req.last_node) if req.prefix_len else self.core.root_node
         self.ranking.admitted(resumed)
-        reusable = (
-            min(state.kv_covered, len(req.full_untruncated_fill_ids) - 1) // self._page_size * self._page_size
-        )
-        self.counters.recomputed_with_kv += max(0, reusable - req.prefix_len)
-        if req.prefix_len:
-            # Stock counts KV behind a host-side state as host KV even where it never left the device.
-            loaded = min(state.kv_loaded, req.prefix_len)
-            req.cached_tokens_storage = min(state.kv_restored, loaded)
-            req.cached_tokens_host = loaded - req.cached_tokens_storage
-            req.cached_tokens_device = req.prefix_len - loaded
-        if state.attached is not None and req.prefix_len < state.attached:
-            self.counters.miss(Miss.NOT_LOADED)
-        if state.attached is not None and state.attached == req.prefix_len:
-            state.restored_from_ssd = req.prefix_len
-            self.counters.restored_requests += 1
-            self.counters.restored_tokens += req.prefix_len
+        if self._accounting.admitted(req):
             self.verification.restored(req, req.prefix_len)

@@ -179,6 +179,10 @@ class CheckpointStore:
         """Return the entry of `key`; None also while its root cannot be read. Changes nothing but a counter."""
         return self._readout.lookup(Key(key, kind))
 
+    def find(self, key: bytes, kind: RecordKind = RecordKind.CHECKPOINT) -> Entry | None:
+        """Return the entry of `key`, also while its root cannot be read. Changes nothing."""
+        return self._index.get(Key(key, kind))
+
     def entries(self) -> Iterator[Entry]:
         """Yield all entries, least recently used first. The index must not change meanwhile."""
         return iter(self._index)

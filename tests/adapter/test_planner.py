@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.page_keys import PageKeys
@@ -42,6 +43,7 @@ class Bench:
             store=self.store,
             egress=LayerEgress(CPU, LAYOUT.codec),
             counters=self.counters,
+            absences=Absences(),
         )
 
     def plan(self, *reqs):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.capture import ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
@@ -76,6 +77,7 @@ class Rank:
         verify_rate: float = 0.0,
         buffers: int = 12,
         slabs: int = 24,
+        min_gain: int = PAGE,
         limits=None,
         **engine,
     ) -> None:
@@ -94,6 +96,7 @@ class Rank:
         cache, layout = self.engine.cache, self.engine.layout
         states = cache.req_to_token_pool.mamba_pool.mamba_cache
         cpu = torch.device("cpu")
+        trust = Trust(self.store, (), Alone())
         self.tier = SsdTier(
             store=self.store,
             planner=CapturePlanner(
@@ -107,6 +110,15 @@ class Rank:
                 store=self.store,
                 egress=LayerEgress(cpu, layout.codec),
                 counters=self.counters,
+                absences=self.engine.ranking.absences,
+            ),
+            accounting=Accounting(
+                self.store,
+                self.engine.ranking.absences,
+                trust,
+                self.counters,
+                page_size=PAGE,
+                min_gain_tokens=min_gain,
             ),
             fault_ins=FaultIns(
                 cache,
@@ -114,7 +126,7 @@ class Rank:
                 self.engine.slots,
                 kv_face=self.engine.host_kv,
                 page_size=PAGE,
-                min_gain_tokens=PAGE,
+                min_gain_tokens=min_gain,
                 counters=self.counters,
             ),
             output_ends=OutputEnds(
@@ -135,7 +147,7 @@ class Rank:
                 rate=verify_rate,
                 store=self.store,
                 layout=layout,
-                trust=Trust(self.store, (), Alone()),
+                trust=trust,
                 agreement=agreement,
                 counters=self.counters,
                 page_size=PAGE,
