@@ -1,6 +1,7 @@
 """The SSD tier: checkpoints and KV extents in one file of fixed slabs per rank. No torch, no sglang."""
 
 from .admission import WriteLimits
+from .distribution import SECONDS, Distribution
 from .index import Entry, EntryState
 from .kinds import Key, RecordKind
 from .layout import NO_NAMESPACE, NO_PARENT, Fingerprint, RecordLayout
@@ -17,10 +18,12 @@ from .store import CheckpointStore
 __all__ = [
     "NO_NAMESPACE",
     "NO_PARENT",
+    "SECONDS",
     "CheckpointStore",
     "Committed",
     "Deliver",
     "DirectoryFacts",
+    "Distribution",
     "DropReason",
     "Entry",
     "EntryState",

@@ -58,6 +58,7 @@ class InFlight:
     def commit_write(self, ok: bool) -> WriteOutcome:
         """Apply the outcome of the oldest write."""
         operation = self.writes.take()
+        self._counters[operation.entry.kind].timings.add_write(operation)
         entry, root = operation.entry, self._roots.of(operation.entry.slab)
         reason: DropReason | None
         if operation.abandoned is not None:
@@ -104,6 +105,8 @@ class InFlight:
                 entry.kind.value,
                 ticket.miss_reason.value,
             )
+        if not ticket.shared:
+            count.timings.add_read(ticket)
         if not (ticket.shared or ticket.cancelled or ticket.cleared):
             self._roots[ticket.root].read(ok, ticket.miss_reason)
         if not ok and entry.state is not EntryState.GONE:

@@ -14,6 +14,7 @@ from .reasons import DropReason, MissReason, PutResult
 from .records import RecordPool
 from .roots import Roots, RootStats
 from .slabs import SlabPool
+from .timings import Timings
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class KindStats:
     drops: Mapping[DropReason, int]
     cancelled: Mapping[DropReason, int]  # writes that had no effect, by what became of the record meanwhile
     recovered: int  # left by an older run
+    timings: Timings  # go on after this
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class KindCounters:
     misses: Counter[MissReason] = field(default_factory=Counter)
     drops: Counter[DropReason] = field(default_factory=Counter)
     cancelled: Counter[DropReason] = field(default_factory=Counter)
+    timings: Timings = field(default_factory=Timings)
 
     def snapshot(self, slab_bytes: int) -> KindStats:
         return KindStats(
@@ -130,6 +133,7 @@ class KindCounters:
             drops=dict(self.drops),
             cancelled=dict(self.cancelled),
             recovered=self.recovered,
+            timings=self.timings,
         )
 
 

@@ -13,6 +13,7 @@ A system call cannot be called back, so a task that was given up keeps its buffe
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ class Task(Generic[Reason]):
     given_up: bool = field(default=False, init=False)
     steps: int = field(default=0, init=False)
     """Grows with each piece that is done. Written by the thread."""
+    made_s: float = field(default_factory=time.monotonic, init=False, repr=False)
+    begun_s: float | None = field(default=None, init=False, repr=False)
+    """When a thread began, None if none did."""
+    ended_s: float = field(default=0.0, init=False, repr=False)
     _threads: int = field(default=0, init=False, repr=False)
     _sealed: int = field(default=0, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
@@ -45,6 +50,8 @@ class Task(Generic[Reason]):
         with self._lock:
             if not self.given_up:
                 self._threads += 1
+                if self.begun_s is None:
+                    self.begun_s = time.monotonic()
             return not self.given_up
 
     def leave(self) -> None:
@@ -57,8 +64,7 @@ class Task(Generic[Reason]):
         with self._lock:
             self._threads = max(0, self._threads - 1)
             if not self.given_up:
-                self.failure = failure
-                self.finished = True
+                self._end(failure)
 
     @contextmanager
     def sealed(self) -> Iterator[bool]:
@@ -81,9 +87,13 @@ class Task(Generic[Reason]):
             if self.finished or self._sealed:
                 return False
             self.given_up = True
-            self.failure = failure
-            self.finished = True
+            self._end(failure)
             return True
+
+    def _end(self, failure: Reason | None) -> None:
+        self.ended_s = time.monotonic()
+        self.failure = failure
+        self.finished = True  # last: others look at it without the lock
 
     def succeeded(self) -> bool:
         """Say what this rank reports about a finished task."""
