@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from sglang_histate.adapter.attribution import OF_MISS, Absences, Why, attribute
@@ -23,6 +25,7 @@ class Accounting:
         *,
         page_size: int,
         min_gain_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._absences = absences
@@ -30,6 +33,23 @@ class Accounting:
         self._counters = counters
         self._page_size = page_size
         self._min_gain_tokens = min_gain_tokens
+        self._clock = clock
+
+    def arrived(self, req: Any) -> None:
+        """`req` enters the queue, perhaps again."""
+        state = state_of(req, self._page_size)
+        if state.arrived_s is None and not state.accounted:
+            state.arrived_s = self._clock()
+
+    def asked(self, req: Any, ready: bool) -> None:
+        """`req` was asked whether it may be admitted; not `ready`: it waits for a read."""
+        state = state_of(req, self._page_size)
+        if not ready:
+            if state.waits_since_s is None:
+                state.waits_since_s = self._clock()
+        elif state.waits_since_s is not None:
+            self._counters.read_wait_s.add(self._clock() - state.waits_since_s)
+            state.waits_since_s = None
 
     def admitted(self, req: Any) -> bool:
         """Account for what `req` resumes from. Return whether that is a checkpoint that was read for it."""
@@ -37,6 +57,9 @@ class Accounting:
         counters, resumed = self._counters, int(req.prefix_len)
         if state.attached is not None and resumed < state.attached:
             counters.miss(Miss.NOT_LOADED)
+        if state.arrived_s is not None:
+            counters.queue_s.add(self._clock() - state.arrived_s)
+            state.arrived_s = None
         self._explain(req, state, resumed)
         counters.requests += 1
         counters.prompt_tokens += len(req.full_untruncated_fill_ids)

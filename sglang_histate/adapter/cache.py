@@ -16,6 +16,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_histate.adapter.capture import ForwardCapture
 from sglang_histate.adapter.one_pool import OnePool
+from sglang_histate.adapter.policy_time import Part, PolicyTime
+from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
 
@@ -32,20 +34,31 @@ class HiStateCache(UnifiedRadixCache):
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
+    @property
+    def policy_time(self) -> PolicyTime:
+        ranking: Ranking = self.tree_core.ranking
+        return ranking.policy_time
+
     def plan_capture(self, reqs: list[Any]) -> ForwardCapture | None:
         """Called with each prefill batch before its forward pass."""
-        return None if self.tier is None else self.tier.plan_batch(reqs)
+        if self.tier is None:
+            return None
+        capture: ForwardCapture | None = self.policy_time.run(Part.PLAN, self.tier.plan_batch, reqs)
+        return capture
 
     def request_arrived(self, req: Any) -> None:
         """Called when a request enters the waiting queue: start reading what it will need."""
         if self.tier is not None and not self.tier.verification.arrived(req):
-            self.tier.fault_ins.arrived(req)
+            self.tier.accounting.arrived(req)
+            self.policy_time.run(Part.LOOKUP, self.tier.fault_ins.arrived, req)
 
     def request_ready(self, req: Any) -> bool:
         """Called before a waiting request is admitted. False: skip it in this step, a checkpoint is on its way."""
         if self.tier is None or self.tier.verification.trust.tree_doubted or self.tier.verification.owns(req):
             return True
-        return self.tier.fault_ins.ready(req)
+        ready: bool = self.policy_time.run(Part.LOOKUP, self.tier.fault_ins.ready, req)
+        self.tier.accounting.asked(req, ready)
+        return ready
 
     def scheduler_idle(self, scheduler: Any) -> None:
         """Called in each step in which the scheduler found nothing to run."""
@@ -75,7 +88,7 @@ class HiStateCache(UnifiedRadixCache):
     def check_hicache_events(self) -> None:
         super().check_hicache_events()
         if self.tier is not None:
-            self.tier.tick()
+            self.policy_time.run(Part.TICK, self.tier.tick)
 
     def loading_check(self, finish_count: int | None = None) -> None:
         loaded = []
@@ -108,9 +121,9 @@ class HiStateCache(UnifiedRadixCache):
         super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         if self.tier is None:
             return
-        self.tier.published(req)
+        self.policy_time.run(Part.PUBLISH, self.tier.published, req)
         if req.finished():
-            self.tier.output_ends.take(req)
+            self.policy_time.run(Part.PUBLISH, self.tier.output_ends.take, req)
 
     def evict_host(self, num_tokens: int, component_type: Any = ComponentType.FULL) -> int:
         """Free room in the host arena for `num_tokens` tokens (or states); return for how many there is now more room.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from sglang_histate.store import Distribution
+
 
 class Drop(Enum):
     """Why a planned checkpoint was not captured or not stored."""
@@ -104,6 +106,9 @@ class Counters:
         self.unverified = {reason: 0 for reason in Unverified}
         self.dropped = {reason: 0 for reason in Drop}
         self.missed = {reason: 0 for reason in Miss}
+        self.queue_s = Distribution()  # from the queue to the first batch
+        self.read_wait_s = Distribution()  # of requests that waited for a read
+        self.fault_in_s = Distribution()
         self.intervals: dict[int, int] = {}
 
     @property

@@ -178,6 +178,7 @@ class FaultIns:
         if fault.state_ok is None or not (fault.restore is None or fault.restore.ended):
             return
         del self._by_key[fault.key]
+        self._counters.fault_in_s.add(time.monotonic() - fault.started_s)
         for handle in fault.waiters:
             del self._waiting[handle]
         if fault.abandoned:

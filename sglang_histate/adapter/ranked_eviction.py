@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_histate.adapter.device_walk import DeviceWalk
 from sglang_histate.adapter.host_walk import HostWalk
+from sglang_histate.adapter.policy_time import Part
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.policy.queue import EvictionQueue
 
@@ -42,7 +43,8 @@ class RankedEviction:
             )
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
-        return self._walk.step(tracker, device_frees, host_frees, cache_actions)
+        timer, frees = self.ranking.policy_time, (device_frees, host_frees, cache_actions)
+        return timer.run(Part.EVICT, self._walk.step, tracker, *frees)
 
     def _evict_device_end(self: Any) -> None:
         super()._evict_device_end()  # type: ignore[misc]
@@ -61,7 +63,7 @@ class RankedEviction:
             super().drive_host_eviction(num_tokens, tracker, device_frees, host_frees, cache_actions)  # type: ignore[misc]
             return
         walk = HostWalk(self.tree_core, self.ranking, tracker, device_frees, host_frees, cache_actions)
-        walk.free(self.host_pages(num_tokens))
+        self.ranking.policy_time.run(Part.EVICT, walk.free, self.host_pages(num_tokens))
 
     def evict_component(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
         freed = super().evict_component(node, *args, **kwargs)  # type: ignore[misc]

@@ -12,6 +12,7 @@ from zlib import crc32
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.attribution import Absences
+from sglang_histate.adapter.policy_time import PolicyTime
 from sglang_histate.adapter.ssd_contents import SsdContents
 from sglang_histate.policy.clean import CleanKv
 from sglang_histate.policy.journal import Journal
@@ -69,6 +70,7 @@ class Ranking:
         self._journal = journal
         self._store: CheckpointStore | None = None
         self.absences = Absences()  # why the SSD has no checkpoint where there could be one
+        self.policy_time = PolicyTime()
         self.kept: set[Key] = set()  # never makes room on the SSD: what is saved before an exit
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.

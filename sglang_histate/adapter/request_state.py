@@ -15,6 +15,8 @@ class RequestState:
     """Positions and lengths are tokens from the start of the prompt."""
 
     keys: PageKeys
+    arrived_s: float | None = None  # when it entered the queue, None once it was admitted
+    waits_since_s: float | None = None  # since when it waits for a read
     # Set by every tree match.
     kv_covered: int = 0  # longest prefix whose KV is on device or host
     restorable: int = 0  # deepest state at or before it that is on device or host

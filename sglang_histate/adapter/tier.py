@@ -64,13 +64,14 @@ class SsdTier:
         self.verification = verification
         self.counters = counters
         self._planner = planner
-        self._accounting = accounting
+        self.accounting = accounting
         self._agreement = agreement
         self._page_size = page_size
         self._captures: deque[ForwardCapture] = deque()
         self._deaths_seen = 0
         self._time = AgreedTime()
         self._quiet_steps = 0
+        self.agree = True  # whether all ranks had evicted the same at the last agreement
         self._snapshot_s = 0.0  # when the last one was taken
 
     def plan_batch(self, reqs: list[Any]) -> ForwardCapture | None:
@@ -145,9 +146,12 @@ class SsdTier:
             reads,
             self.kv_spill.done_count(),
             -self.fault_ins.expired_until(),
+            self.ranking.digest,
+            -self.ranking.digest,
             *self._time.mine(),
         ]
-        captures, ends, writes, reads, spills, expired, *now = self._agreement.minimum(mine)
+        captures, ends, writes, reads, spills, expired, low, high, *now = self._agreement.minimum(mine)
+        self.agree = low == -high
         self._now(AgreedTime.seconds(now))
         ended = self.output_ends.pop(ends)
         for end in ended:
@@ -285,5 +289,5 @@ class SsdTier:
         state.accounted = True
         resumed = self.core.node_by_id(req.last_node) if req.prefix_len else self.core.root_node
         self.ranking.admitted(resumed)
-        if self._accounting.admitted(req):
+        if self.accounting.admitted(req):
             self.verification.restored(req, req.prefix_len)
