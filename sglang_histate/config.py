@@ -106,6 +106,10 @@ FLAG_HELP: dict[str, str] = {
         "Weight of the cost in the eviction score, in requests: a unit whose loss costs as many tokens of recomputation as "
         "its bytes could hold tokens of KV ranks like one used so many requests later."
     ),
+    "no_histate_metrics": (
+        "Do not serve /metrics unless --enable-metrics is given, and tell Prometheus nothing of HiState. GET /histate/status "
+        "has the same figures either way."
+    ),
     "histate_policy_log": (
         "Write everything the policy is told and what it answers to this file (ranks above the first add their name), for "
         "python -m eval.journal: it grows by some kilobytes per request."
@@ -156,6 +160,8 @@ class HiStateConfig:
     eviction: Eviction = Eviction.SCORE
     # Requests; the reason for the value is with the constant.
     tau: float = DEFAULT_TAU
+    # Who runs a cache wants to see what it does; the figures are kept anyhow.
+    metrics: bool = True
     # None: no log. It is for finding out why something went, not for every day.
     policy_log: str | None = None
 
@@ -187,6 +193,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_verify_rate": 0.0,
     "histate_eviction": "score",
     "histate_tau": DEFAULT_TAU,
+    "no_histate_metrics": False,
     "histate_policy_log": None,
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
@@ -358,6 +365,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         verify_rate=_checked_number(flags, "histate_verify_rate", 0, 1, "(a share)"),
         eviction=_checked_choice(flags, "histate_eviction", Eviction),
         tau=_checked_number(flags, "histate_tau", 0, 1e9, "requests"),
+        metrics=not flags["no_histate_metrics"],
         policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),
     )
 

@@ -111,6 +111,8 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[list[str], dic
         defaults["--mamba-track-interval"] = (
             given_value(rest, "--page-size") or _HYBRID_DEFAULTS["--page-size"]
         )
+        if not given.get("no_histate_metrics", False):
+            defaults["--enable-metrics"] = None
         if not given.get("histate_static_split", False):
             defaults["--enable-unified-memory"] = None
         for name, value in given.items():

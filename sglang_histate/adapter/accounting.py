@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+
 from sglang_histate.adapter.attribution import OF_MISS, Absences, Why, attribute
 from sglang_histate.adapter.counters import Counters, HitTier, Miss
 from sglang_histate.adapter.request_state import RequestState, state_of
@@ -57,12 +59,13 @@ class Accounting:
         counters, resumed = self._counters, int(req.prefix_len)
         if state.attached is not None and resumed < state.attached:
             counters.miss(Miss.NOT_LOADED)
-        if state.arrived_s is not None:
-            counters.queue_s.add(self._clock() - state.arrived_s)
-            state.arrived_s = None
+        if not req.rid.startswith(HEALTH_CHECK_RID_PREFIX):
+            if state.arrived_s is not None:
+                counters.queue_s.add(self._clock() - state.arrived_s)
+            counters.requests += 1
+            counters.prompt_tokens += len(req.full_untruncated_fill_ids)
+        state.arrived_s = None
         self._explain(req, state, resumed)
-        counters.requests += 1
-        counters.prompt_tokens += len(req.full_untruncated_fill_ids)
         if not resumed:
             return False
         # Stock counts KV behind a host-side state as host KV even where it never left the device.

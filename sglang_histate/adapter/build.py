@@ -32,6 +32,9 @@ from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.journal_file import open_journal
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
+from sglang_histate.adapter.metric import Figures
+from sglang_histate.adapter.metric_table import METRICS
+from sglang_histate.adapter.metrics import MetricsExport
 from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.pinning import PinnedMemory
@@ -234,6 +237,8 @@ def _start_tier(
         "linear_layers": len(layout.layer_ids),
         "pid": os.getpid(),
     }
+    if ctx.server_args.enable_metrics and config.metrics:
+        cache.metrics = _metrics(ctx, cache)
     logger.info(
         "HiState: checkpoint %s, stored as %s in %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
         "O_DIRECT %s), host %s of which %s in flight (%d records)",
@@ -251,6 +256,18 @@ def _start_tier(
         format_size(budget.inflight_bytes),
         budget.record_buffers,
     )
+
+
+def _metrics(ctx: TreeCacheBuildContext, cache: HiStateCache) -> MetricsExport:
+    parallel = get_parallel()
+    # With attention data parallelism a rank's cache is shared by the ranks of its own attention group only.
+    labels = {
+        "model_name": str(ctx.server_args.served_model_name),
+        "dp_rank": str(parallel.attn_dp_rank if parallel.dp_rank is None else parallel.dp_rank),
+        "tp_rank": str(parallel.tp_rank),
+    }
+    first = parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+    return MetricsExport(METRICS, lambda: Figures.of(cache), labels, first_rank=first)
 
 
 def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -21,6 +21,9 @@ from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
 
+if TYPE_CHECKING:
+    from sglang_histate.adapter.metrics import MetricsExport
+
 
 class HiStateCache(UnifiedRadixCache):
     """See the module docstring. Without a tier (while the base class builds itself) it behaves as stock."""
@@ -31,6 +34,8 @@ class HiStateCache(UnifiedRadixCache):
     one_pool: OnePool | None = None
     # Writes what a restart should find, at a graceful exit; None where nothing is kept.
     save: Callable[[], None] | None = None
+    # None where nothing is told to Prometheus.
+    metrics: MetricsExport | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
@@ -89,6 +94,8 @@ class HiStateCache(UnifiedRadixCache):
         super().check_hicache_events()
         if self.tier is not None:
             self.policy_time.run(Part.TICK, self.tier.tick)
+        if self.metrics is not None:
+            self.metrics.tick()
 
     def loading_check(self, finish_count: int | None = None) -> None:
         loaded = []

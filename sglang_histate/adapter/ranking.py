@@ -269,16 +269,23 @@ class Ranking:
         """Return q, the share of hits at the end of a trajectory."""
         return float(self.tree.end_share.value)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures for the status. Times are requests."""
+    def residences(self) -> tuple[float | None, float | None]:
+        """Return how long KV and checkpoints stay, in requests, None while nothing is known."""
         oldest_kv = next(iter(self._since.values()), None)
         oldest_state = self.ssd.oldest_checkpoint
+        return self.residence.kv.mean(self.clock, oldest_kv), self.residence.state.mean(
+            self.clock, oldest_state
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures for the status. Times are requests."""
+        kv_stays, state_stays = self.residences()
         return {
             "mode": self._mode.value,
             "tau_requests": self._tau,
             "clock_requests": self.clock,
-            "kv_residence_requests": self.residence.kv.mean(self.clock, oldest_kv),
-            "state_residence_requests": self.residence.state.mean(self.clock, oldest_state),
+            "kv_residence_requests": kv_stays,
+            "state_residence_requests": state_stays,
             "pressure": self.pressure(),
             "end_hit_share": self.tree.end_share.value,
             "evictions_total": dict(self.evictions),

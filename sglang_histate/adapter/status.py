@@ -12,8 +12,9 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_histate.adapter import purge
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.device_pool import device_status
-from sglang_histate.adapter.host_status import host_status
+from sglang_histate.adapter.metric import Figures
+from sglang_histate.adapter.metric_table import METRICS
+from sglang_histate.adapter.metrics import metrics_as_json
 from sglang_histate.adapter.ssd_status import ssd_status
 
 
@@ -21,18 +22,14 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
     """Return one scheduler's status as JSON values. Runs on the scheduler thread."""
     if not isinstance(tree_cache, HiStateCache) or tree_cache.tier is None:
         return {"enabled": False}
-    facts = tree_cache.status_facts
-    assert facts is not None
-    stats = tree_cache.tier.store.stats()
-    kv_bytes, state_bytes = facts["kv_bytes_per_token"], facts["checkpoint_bytes"]
-    allocator = tree_cache.token_to_kv_pool_allocator
-    states = tree_cache.req_to_token_pool.mamba_allocator
+    figures = Figures.of(tree_cache)
+    stats = figures.stats
     return {
         "enabled": True,
-        **facts,
+        **figures.facts,
         "tiers": {
-            "device": device_status(allocator, states, kv_bytes, state_bytes),
-            "host": host_status(tree_cache, tree_cache.tier.store.records),
+            "device": figures.device,
+            "host": figures.host,
             "ssd": ssd_status(tree_cache.tier.store),
         },
         "eviction": {
@@ -66,6 +63,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             "requests_with_pinned_state": tree_cache.tier.fault_ins.pinned,
             "host_locks": host_lock_count(tree_cache),
         },
+        "metrics": metrics_as_json(METRICS, figures),
     }
 
 

@@ -221,10 +221,15 @@ class Verification:
             self._skip(Unverified.PURGED)
         self._pending = deque(kept)
 
+    @property
+    def pending(self) -> int:
+        """Samples that wait for an idle server."""
+        return len(self._pending)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "rate": self.rate,
-            "pending": len(self._pending),
+            "pending": self.pending,
             "running": self._check is not None,
             **self.trust.as_json(),
         }

@@ -65,7 +65,12 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_shutdown_time": "2.5",
     }
     argv = [part for name, value in values.items() for part in (flag_name(name), value)]
-    switches = ("histate_static_split", "histate_allow_any_filesystem", "no_histate_keep_on_restart")
+    switches = (
+        "histate_static_split",
+        "histate_allow_any_filesystem",
+        "no_histate_keep_on_restart",
+        "no_histate_metrics",
+    )
     parsed = parser.parse_args(["--model-path", "m", *map(flag_name, switches), *argv])
     values |= dict.fromkeys(switches, True)
     assert config_of(parsed) == config_from_flags(values)
