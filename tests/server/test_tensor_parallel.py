@@ -10,8 +10,10 @@ import random
 import time
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from eval.servers import Server
+from tests.metric_names import documented
 
 from .conftest import Servers, Spec
 from .slabs import read_slabs, slab_files
@@ -80,6 +82,27 @@ def test_two_ranks_answer_like_one(servers: Servers) -> None:
     print(
         "tensor parallel:", len(two), "requests,", sum(ssd > 0 for *_, ssd in two), "through SSD checkpoints"
     )
+
+
+def test_each_rank_tells_what_is_its_own(servers: Servers) -> None:
+    """What both decide alike comes from the first one, so that a sum is right; bytes and times come from each."""
+    server = servers.get(TWO)
+    server.generate(random_tokens(1000, "tp metrics"), 2)
+    server.settle()
+    time.sleep(2.5)
+    ranks: dict[str, set[str]] = {}
+    samples = {}
+    for family in text_string_to_metric_families(server.get("/metrics")):
+        for sample in family.samples if family.name.startswith("histate_") else ():
+            ranks.setdefault(family.name + "_total" * (family.type == "counter"), set()).add(
+                sample.labels["tp_rank"]
+            )
+            samples[sample.name, sample.labels["tp_rank"], sample.labels.get("kind")] = sample.value
+    assert ranks == {row.name: {"0", "1"} if row.each_rank else {"0"} for row in documented()}
+    assert samples["histate_ranks_agree", "0", None] == 1
+    written = [samples["histate_ssd_written_bytes_total", rank, "checkpoint"] for rank in ("0", "1")]
+    assert written[0] == written[1] > 0
+    assert all(samples["histate_ssd_write_seconds_count", rank, "checkpoint"] > 0 for rank in ("0", "1"))
 
 
 def test_concurrent_requests_do_not_hang(servers: Servers) -> None:
