@@ -60,6 +60,17 @@ def test_histate_on_the_cpu(machine) -> None:
     assert value(command, "--histate-ssd-dir") == "/ssd"
 
 
+def test_metrics_unless_they_are_switched_off(machine) -> None:
+    machine(True)
+    histate = ["--model-path", "m", "--histate-ssd-dir", "/ssd"]
+    assert "--enable-metrics" in prepare(histate, {})[0]
+    assert prepare([*histate, "--enable-metrics"], {})[0].count("--enable-metrics") == 1
+    assert "--enable-metrics" not in prepare([*histate, "--no-histate-metrics"], {})[0]
+    both, _ = prepare([*histate, "--no-histate-metrics", "--enable-metrics"], {})
+    assert {"--enable-metrics", "--no-histate-metrics"} <= set(both)
+    assert "--enable-metrics" not in prepare(["--model-path", "m", "--disable-histate"], {})[0]
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 def test_one_device_pool_unless_a_fixed_split_is_asked_for(machine, gpu) -> None:
     machine(gpu)

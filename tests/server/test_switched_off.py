@@ -15,7 +15,7 @@ from .tools import assert_same, cached, details, random_tokens
 pytestmark = pytest.mark.server
 
 OFF = Spec("off", MAIN.arguments, histate=False)
-NONE = Spec("interval-none", (*MAIN.arguments, "--histate-interval", "none"))
+NONE = Spec("interval-none", (*MAIN.arguments, "--histate-interval", "none", "--no-histate-metrics"))
 PROMPT = random_tokens(3000, "switched")
 REWRITE = PROMPT[:2000] + random_tokens(100, "switched new")
 GROWN = REWRITE + random_tokens(500, "switched grown")
@@ -75,3 +75,15 @@ def test_interval_none(servers: Servers, with_histate: tuple[list[dict[str, Any]
     assert cached(answers[2]) == 2048
     counters = server.settle()["counters"]
     assert set(counters["intervals_chosen_total"]) <= {"0"}
+
+
+def test_metrics_switched_off(servers: Servers) -> None:
+    """No endpoint; the figures are in the status all the same."""
+    server = servers.get(NONE)
+    server.generate(PROMPT[:1000], 1)
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        server.get("/metrics")
+    found = server.settle()["metrics"]
+    assert found["histate_checkpoints_captured_total"] > 0
+    assert found["histate_queue_seconds"]["count"] > 0
+    assert found["histate_intervals_chosen_total"]["interval=0"] > 0
