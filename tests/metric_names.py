@@ -73,7 +73,9 @@ class Asked:
 def asked(expression: str) -> list[Asked]:
     """Return the series in `expression`, with the labels of their selectors."""
     found = []
-    for name, selector in re.findall(r"\b((?:histate_|sglang:)\w+)(\{[^}]*\})?", expression):
+    # Prometheus gets SGLang's names with a colon or, by its OpenMetrics, with an underscore.
+    plain = re.sub(r'\{__name__=~"sglang\[:_\](\w+)",?', r"sglang:\1{", expression)
+    for name, selector in re.findall(r"\b((?:histate_|sglang:)\w+)(\{[^}]*\})?", plain):
         base = next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end)), name)
         found.append(Asked(base, frozenset(re.findall(r"(\w+)\s*[=!]", selector))))
     return found

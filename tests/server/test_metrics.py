@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -64,6 +66,20 @@ def test_dashboard_and_alerts_ask_for_what_is_there(main: Server) -> None:
             assert one.name in live, f"{where}: {one.name} is not in /metrics"
             labels = {label for sample in live[one.name].samples for label in sample.labels}
             assert one.labels <= labels | {"instance", "job"}, f"{where}: {one}"
+
+
+def test_names_are_the_same_in_openmetrics(main: Server) -> None:
+    """Which is what Prometheus asks for. SGLang's own names lose their colon there."""
+    request = urllib.request.Request(
+        main.url + "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        text = answer.read().decode()
+    found = set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
+    ours = {name for name in found if name.startswith("histate_")}
+    assert ours == {name for name, _ in samples(main)}
+    assert {name for name in found if name.startswith("sglang")}
 
 
 def test_hits_misses_and_captures_are_counted(main: Server) -> None:
