@@ -110,6 +110,10 @@ FLAG_HELP: dict[str, str] = {
         "Do not serve /metrics unless --enable-metrics is given, and tell Prometheus nothing of HiState. GET /histate/status "
         "has the same figures either way."
     ),
+    "histate_explain_requests": (
+        "How many of the latest requests GET /histate/explain and the status page know about, 0 for none. Their token ids, "
+        "at most 32 MB, are kept to find where a prompt departs from earlier ones."
+    ),
     "histate_policy_log": (
         "Write everything the policy is told and what it answers to this file (ranks above the first add their name), for "
         "python -m eval.journal: it grows by some kilobytes per request."
@@ -162,6 +166,8 @@ class HiStateConfig:
     tau: float = DEFAULT_TAU
     # Who runs a cache wants to see what it does; the figures are kept anyhow.
     metrics: bool = True
+    # Enough to find a request that somebody complains about a minute later on a busy server.
+    explain_requests: int = 256
     # None: no log. It is for finding out why something went, not for every day.
     policy_log: str | None = None
 
@@ -194,6 +200,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_eviction": "score",
     "histate_tau": DEFAULT_TAU,
     "no_histate_metrics": False,
+    "histate_explain_requests": 256,
     "histate_policy_log": None,
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
@@ -366,6 +373,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         eviction=_checked_choice(flags, "histate_eviction", Eviction),
         tau=_checked_number(flags, "histate_tau", 0, 1e9, "requests"),
         metrics=not flags["no_histate_metrics"],
+        explain_requests=_checked_count(flags, "histate_explain_requests", 0, 4096),
         policy_log=None if flags["histate_policy_log"] is None else str(flags["histate_policy_log"]),
     )
 

@@ -39,6 +39,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
     assert FLAG_DEFAULTS["histate_checkpoint_dtype"] == config.checkpoint_dtype == "native"
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
+    assert FLAG_DEFAULTS["histate_explain_requests"] == config.explain_requests
     assert parse_size(FLAG_DEFAULTS["histate_ssd_write_rate"]) == config.write_rate
     assert FLAG_DEFAULTS["histate_ssd_daily_writes"] == "unlimited" and config.daily_writes is None
     assert FLAG_DEFAULTS["histate_write_queue_age"] == config.write_queue_age_s
@@ -72,6 +73,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_inflight_size": "1.5GiB"}, "inflight_bytes", 3 << 29),
         ({"histate_checkpoint_dtype": "int8"}, "checkpoint_dtype", CheckpointDtype.INT8),
         ({"histate_read_threads": "8"}, "read_threads", 8),
+        ({"histate_explain_requests": "0"}, "explain_requests", 0),
         ({"histate_ssd_write_rate": "50MiB"}, "write_rate", 50 << 20),
         ({"histate_ssd_write_rate": "0"}, "write_rate", 0),
         ({"histate_ssd_write_rate": "unlimited"}, "write_rate", None),
@@ -126,6 +128,8 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_read_threads": "0"}, "--histate-read-threads"),
         ({"histate_read_threads": "65"}, "--histate-read-threads"),
         ({"histate_read_threads": "two"}, "--histate-read-threads"),
+        ({"histate_explain_requests": "-1"}, "--histate-explain-requests"),
+        ({"histate_explain_requests": "4097"}, "--histate-explain-requests"),
         ({"histate_ssd_write_rate": "200MB"}, "--histate-ssd-write-rate"),
         ({"histate_ssd_write_rate": "-1"}, "--histate-ssd-write-rate"),
         ({"histate_ssd_write_rate": "none"}, "--histate-ssd-write-rate"),

@@ -17,6 +17,7 @@ from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.chat_template import start_explanations
 from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
@@ -223,6 +224,8 @@ def _start_tier(
     keep_in_place(allocator, lambda: output_ends.reading)
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
+    if config.explain_requests and parallel.attn_tp_rank == 0:  # the rank that answers
+        cache.explanations = start_explanations(ctx, cache, config.explain_requests)
     if config.keep_on_restart and config.shutdown_s > 0:
         tier = cache.tier
         cache.save = lambda: save_for_restart(tier, slots.read_into, config.shutdown_s)

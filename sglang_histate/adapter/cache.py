@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_histate.adapter.capture import ForwardCapture
+from sglang_histate.adapter.explanations import Explanations
 from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.policy_time import Part, PolicyTime
 from sglang_histate.adapter.ranking import Ranking
@@ -30,6 +31,8 @@ class HiStateCache(UnifiedRadixCache):
 
     tier: SsdTier | None = None
     status_facts: dict[str, Any] | None = None
+    # None where nobody may ask: on ranks that do not answer, or if the user wants none.
+    explanations: Explanations | None = None
     # None where KV and states have a fixed share each.
     one_pool: OnePool | None = None
     # Writes what a restart should find, at a graceful exit; None where nothing is kept.
@@ -49,6 +52,9 @@ class HiStateCache(UnifiedRadixCache):
         if self.tier is None:
             return None
         capture: ForwardCapture | None = self.policy_time.run(Part.PLAN, self.tier.plan_batch, reqs)
+        if self.explanations is not None:
+            for req in reqs:
+                self.policy_time.run(Part.EXPLAIN, self.explanations.admitted, req)
         return capture
 
     def request_arrived(self, req: Any) -> None:
@@ -131,6 +137,8 @@ class HiStateCache(UnifiedRadixCache):
         self.policy_time.run(Part.PUBLISH, self.tier.published, req)
         if req.finished():
             self.policy_time.run(Part.PUBLISH, self.tier.output_ends.take, req)
+            if self.explanations is not None:
+                self.policy_time.run(Part.EXPLAIN, self.explanations.finished, req)
 
     def evict_host(self, num_tokens: int, component_type: Any = ComponentType.FULL) -> int:
         """Free room in the host arena for `num_tokens` tokens (or states); return for how many there is now more room.
@@ -147,6 +155,8 @@ class HiStateCache(UnifiedRadixCache):
     def reset(self) -> None:
         if self.tier is not None:
             self.tier.reset()
+        if self.explanations is not None:
+            self.explanations.reset()
         super().reset()
 
     def release_host_resources(self) -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from sglang_histate.adapter.capture import ForwardCapture
 
 
+_STOCK_DETAILS = ("device", "host", "storage", "storage_backend")
+
+
 def plan_capture(batch: Any) -> ForwardCapture | None:
     """``ScheduleBatch.prepare_for_extend``, at its end: what the coming forward pass has to capture."""
     plan = getattr(batch.tree_cache, "plan_capture", None)
@@ -111,20 +114,27 @@ def is_internal(tree_cache: Any, req: Any) -> bool:
 
 
 def add_cached_details(req: Any, details: dict[str, Any] | None) -> dict[str, Any] | None:
-    """``get_cached_tokens_details``: how many of the cached tokens were resumed through an SSD checkpoint."""
+    """``get_cached_tokens_details``: what an answer says of the cache; `details` is None if nothing was reused."""
     state = getattr(req, "histate", None)
-    if details is None or state is None:
+    if state is None or (details is None and state.details is None):
         return details
-    return {**details, "ssd_checkpoint": state.restored_from_ssd}
+    reused = details or {"device": 0, "host": 0}
+    return {**reused, "ssd_checkpoint": state.restored_from_ssd, **(state.details or {})}
+
+
+def more_cached_details(details: dict[str, Any]) -> dict[str, Any]:
+    """``cached_tokens_details_from_dict``: the fields of `details` that SGLang does not know."""
+    return {name: value for name, value in details.items() if name not in _STOCK_DETAILS}
 
 
 def add_internal_state(scheduler: Any, state: dict[str, Any], request: Any) -> None:
-    """``get_internal_state``: HiState's own status under the key ``histate``, or what a purge of ours came to."""
-    from sglang_histate.adapter.purge import answer
+    """``get_internal_state``: HiState's own status under the key ``histate``, or the answer to a question of ours."""
+    from sglang_histate.adapter import explain_routes, purge
     from sglang_histate.adapter.status import cache_status
 
-    purged = answer(scheduler.tree_cache, request.rid)
-    state["histate"] = cache_status(scheduler.tree_cache) if purged is None else purged
+    cache = scheduler.tree_cache
+    answer = purge.answer(cache, request.rid) or explain_routes.answer(cache, request.rid)
+    state["histate"] = answer or cache_status(cache)
 
 
 def weights_change(scheduler: Any) -> None:
@@ -135,8 +145,8 @@ def weights_change(scheduler: Any) -> None:
 
 
 def install_routes(app: Any) -> None:
-    """``http_server``: GET /histate/status, POST /histate/purge."""
-    from sglang_histate.adapter.status import install_routes as install
+    """``http_server``: HiState's routes."""
+    from sglang_histate.adapter.routes import install_routes as install
 
     install(app)
 

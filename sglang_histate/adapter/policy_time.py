@@ -17,6 +17,7 @@ class Part(Enum):
     PLAN = "plan"  # what a forward pass captures, and what its requests resumed from
     PUBLISH = "publish"  # checkpoints get their place in the tree
     EVICT = "evict"  # what goes next, and its going
+    EXPLAIN = "explain"  # what is said about requests
 
 
 class PolicyTime:

@@ -50,6 +50,8 @@ def purge(cache: HiStateCache, namespace: bytes | None) -> dict[str, Any]:
     erasing = _erasing(tier) | {"pending": True}  # failures before this one
     ssd_entries = tier.store.purge(namespace)
     tier.verification.forget(namespace)
+    if cache.explanations is not None:
+        cache.explanations.forget(namespace)
 
     def wanted(node: Any) -> bool:
         return namespace is None or namespace_of(node.key.extra_key, node.key.cache_salt) == namespace

@@ -20,6 +20,10 @@ def ssd_status(store: CheckpointStore) -> dict[str, Any]:
             "total_bytes": stats.bytes_total,
             "peak_bytes": stats.bytes_peak,
         },
+        "kinds": {
+            kind.name.lower(): {"entries": part.entries, "used_bytes": part.bytes_used}
+            for kind, part in stats.kinds.items()
+        },
         "entries": stats.entries,
         "entries_writing": stats.entries_writing,
         "direct_io": stats.direct_io,

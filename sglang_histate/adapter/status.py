@@ -1,16 +1,9 @@
-"""GET /histate/status: configuration, tiers with bytes used and total, counters by reason. JSON.
-
-The route of `purge.py` is added here too: same rule of who may call it as for /flush_cache.
-"""
+"""What GET /histate/status answers: configuration, tiers with bytes used and total, counters by reason. JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
-
-from sglang_histate.adapter import purge
 from sglang_histate.adapter.cache import HiStateCache
 from sglang_histate.adapter.metric import Figures
 from sglang_histate.adapter.metric_table import METRICS
@@ -75,36 +68,3 @@ def host_lock_count(tree_cache: Any) -> int:
         nodes.extend(node.children.values())
         locked += any(data.host_lock_ref > 0 for data in node.component_data)
     return locked
-
-
-def install_routes(app: Any) -> None:
-    """Add HiState's routes to SGLang's HTTP application."""
-    from sglang.srt.managers.io_struct import GetInternalStateReq
-    from sglang.srt.utils.auth import AuthLevel, auth_level
-
-    @app.get("/histate/status")
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def histate_status() -> dict[str, Any]:
-        from sglang.srt.entrypoints.http_server import _global_state
-
-        states = await _global_state.tokenizer_manager.get_internal_state()
-        ranks = [state.get("histate", {"enabled": False}) for state in states]
-        return {"enabled": all(rank["enabled"] for rank in ranks), "ranks": ranks, **ranks[0]}
-
-    @app.post("/histate/purge")
-    @auth_level(AuthLevel.ADMIN_OPTIONAL)
-    async def histate_purge(request: Request) -> Response:
-        from sglang.srt.entrypoints.http_server import _global_state
-
-        manager = _global_state.tokenizer_manager
-
-        async def ask(rid: str) -> list[dict[str, Any]]:
-            manager.auto_create_handle_loop()
-            replies = await manager.get_internal_state_communicator(GetInternalStateReq(rid=rid))
-            return [reply.internal_state.get("histate", {"enabled": False}) for reply in replies]
-
-        try:
-            task = purge.task_of(await request.json())
-        except ValueError as error:  # also of a body that is no JSON
-            return JSONResponse({"error": str(error)}, 400)
-        return JSONResponse(await purge.run(ask, task))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sglang_histate.policy.structure import Span, Structure
 
 
-def prompt_spans(structure: Structure, tokens: Sequence[int]) -> list[Span]:
+def prompt_spans(structure: Structure, tokens: Sequence[int] | np.ndarray) -> list[Span]:
     """Return `structure.spans` of `tokens`, an array of 64-bit integers or any other sequence of ids."""
-    ids = np.asarray(tokens, dtype=np.int64)
+    ids: Any = np.asarray(tokens, dtype=np.int64)
     begins = np.zeros(len(ids), dtype=bool)
     for marker in structure.markers:
         # Words that begin a marker are common; the first few ids together are not.
@@ -24,4 +25,4 @@ def prompt_spans(structure: Structure, tokens: Sequence[int]) -> list[Span]:
                 break
             here &= ids[offset : offset + len(here)] == token
         begins[: len(here)] |= here
-    return structure.spans(tokens, np.flatnonzero(begins).tolist())
+    return structure.spans(ids, np.flatnonzero(begins).tolist())

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 import sglang_histate
-from sglang_histate.cli import doctor, patches, store
+from sglang_histate.cli import doctor, explain, patches, store
 
-COMMANDS = (doctor, patches, store)
+COMMANDS = (doctor, patches, store, explain)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

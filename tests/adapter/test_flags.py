@@ -61,6 +61,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_verify_rate": "0.25",
         "histate_eviction": "lru-refresh",
         "histate_tau": "12.5",
+        "histate_explain_requests": "17",
         "histate_policy_log": "some.jsonl",
         "histate_shutdown_time": "2.5",
     }

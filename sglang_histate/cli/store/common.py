@@ -42,8 +42,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def add_server(parser: argparse.ArgumentParser, what_for: str) -> None:
-    parser.add_argument("--url", metavar="URL", help=f"the running server, {what_for}")
+def add_server(parser: argparse.ArgumentParser, what_for: str, url: str | None = None) -> None:
+    """Add the flags that name a server and its key; `url` is the server to ask if none is named."""
+    parser.add_argument("--url", metavar="URL", default=url, help=f"the running server, {what_for}")
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -124,18 +125,28 @@ def ask_server(
         with urllib.request.urlopen(request, timeout=300) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        if error.code == 401:
             raise StoreError(
                 f"{arguments.url} refuses the key: give its --admin-api-key in {KEY_VARIABLE}"
             ) from None
         detail = error.read(500).decode(errors="replace")
-        raise StoreError(f"{url} answered {error.code}: {detail}") from None
+        raise StoreError(_sentence(detail) or f"{url} answered {error.code}: {detail}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise StoreError(f"{arguments.url} cannot be asked ({reason}): is it the server's address?") from None
     if not isinstance(found, dict) or not found.get("enabled", True):
         raise StoreError(f"{arguments.url} serves without HiState")
     return found
+
+
+def _sentence(detail: str) -> str | None:
+    """Return what a refusal of one of HiState's own routes says, None if it is somebody else's."""
+    try:
+        found = json.loads(detail)
+    except ValueError:
+        return None
+    error = found.get("error") if isinstance(found, dict) else None
+    return error if isinstance(error, str) else None
 
 
 def held_by(file: SlabFile) -> str:
