@@ -62,7 +62,7 @@ def test_one_tenant_is_purged_and_the_others_are_served_on(servers: Servers, spe
     assert not any(ask(server, "two")) and server.status()["eviction"]["ranks_agree"]
 
 
-def test_only_the_admin_may_purge(servers: Servers, capsys, monkeypatch) -> None:
+def test_only_the_admin_may_purge_and_read_words(servers: Servers, capsys, monkeypatch) -> None:
     # The test's own server asks without a key; it only has to start.
     argv = ["store", "purge", "--ssd-dir", str(servers.ssd_dir(KEYED)), "--url"]
     log = servers.folder / "keyed.log"
@@ -80,6 +80,25 @@ def test_only_the_admin_may_purge(servers: Servers, capsys, monkeypatch) -> None
                     assert code == 200 and json.load(answer)["erased"]
             except urllib.error.HTTPError as error:
                 assert error.code == code
+        words = b"the quick brown fox " * 20
+        for name, end in (("first", b"jumps"), ("second", b"sleeps")):
+            body = {"text": (words + end).decode(), "sampling_params": {"max_new_tokens": 1}, "rid": name}
+            request = urllib.request.Request(server.url + "/generate", json.dumps(body).encode())
+            request.add_header("Authorization", "Bearer user")
+            request.add_header("Content-Type", "application/json")
+            urllib.request.urlopen(request, timeout=60).close()
+        for path in ("/histate/status", "/histate/activity", "/histate/explain?rid=second&text=1"):
+            for key, code in ((None, 401), ("user", 401), ("admin", 200)):
+                request = urllib.request.Request(server.url + path)
+                if key is not None:
+                    request.add_header("Authorization", f"Bearer {key}")
+                try:
+                    with urllib.request.urlopen(request, timeout=60) as answer:
+                        found = json.load(answer)
+                        assert code == 200, (path, key)
+                except urllib.error.HTTPError as error:
+                    assert error.code == code, (path, key)
+        assert found["text"]["now"].endswith("fox sleeps") and found["text"]["before"].endswith("fox jumps")
         monkeypatch.delenv("HISTATE_ADMIN_API_KEY", raising=False)
         assert histate([*argv, server.url]) == 1 and "refuses the key" in capsys.readouterr().err
         assert histate([*argv, server.url, "--admin-api-key", "admin"]) == 0
