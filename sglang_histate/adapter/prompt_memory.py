@@ -51,6 +51,8 @@ class PromptMemory:
         self._page_size = page_size
         self._most_tokens = tokens
         self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
+        # Those that begin with the same page.
+        self._families: dict[bytes, dict[str, _Prompt]] = {}
         self._tokens = 0
         # First pages side by side: unrelated prompts, which are many, are compared in one go. -1: no token.
         self._heads = np.full((prompts, page_size), -1, dtype=np.int64)
@@ -80,6 +82,8 @@ class PromptMemory:
         row = self._free.pop()
         prompt = _Prompt(rid, namespace, keys, tokens, row)
         self._prompts[rid] = prompt
+        if keys:
+            self._families.setdefault(keys[0], {})[rid] = prompt
         self._tokens += len(tokens)
         self._rows[row] = prompt
         self._heads[row] = -1
@@ -109,16 +113,23 @@ class PromptMemory:
         prompt = self._prompts.pop(rid, None)
         if prompt is not None:
             self._tokens -= len(prompt.tokens)
+            if prompt.keys:
+                family = self._families[prompt.keys[0]]
+                del family[rid]
+                if not family:
+                    del self._families[prompt.keys[0]]
             self._rows[prompt.row] = None
             self._heads[prompt.row] = -1
             self._free.append(prompt.row)
 
     def _most_pages(self, keys: Sequence[bytes]) -> tuple[int, list[_Prompt]]:
         """Return the most whole pages that any prompt shares, and the prompts that share them, latest first."""
-        most, found = 0, []
-        for prompt in reversed(self._prompts.values()):
+        if not keys or keys[0] not in self._families:
+            return 0, []
+        most, found = 1, []
+        for prompt in reversed(self._families[keys[0]].values()):
             length = min(len(prompt.keys), len(keys))
-            if length < most or (most and prompt.keys[most - 1] != keys[most - 1]):
+            if length < most or prompt.keys[most - 1] != keys[most - 1]:
                 continue
             if length > most and prompt.keys[most] == keys[most]:
                 most = _shared(prompt.keys, keys, most + 1, length)
