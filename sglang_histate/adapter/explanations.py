@@ -83,8 +83,9 @@ class Explanation:
             found["checkpoint_tier"] = self.checkpoint_tier
         if self.prefix_break is not None:
             found["prefix_break"] = self.prefix_break.position
-            if self.prefix_break.place is not None and self.prefix_break.before is not None:
+            if self.prefix_break.place is not None:
                 found["prefix_break_place"] = self.prefix_break.place
+            if self.prefix_break.before is not None:
                 found["prefix_break_before"] = self.prefix_break.before
         return found
 

@@ -29,7 +29,7 @@ _SHIFT, _SURE = (
 class PrefixBreak:
     """The first token that differs, counted from 0, and its place in the structure of both prompts.
 
-    `place` and `before` (in the earlier prompt) are None where the structure of prompts is not known; `rid` is the earlier
+    `place` and `before` (in the earlier prompt) are None where no chat template has been at work; `rid` is the earlier
     request, None if only the tree still knows it. `alike_after` counts the tokens that are the same again after a short
     difference; 0 if the prompts part for good.
     """
@@ -110,11 +110,11 @@ class BreakFinder:
         if self._structure is None:
             return None, None
         longest = max((len(marker.ids) for marker in self._structure.markers), default=1)
-        found = []
+        found: list[Span | None] = []
         for ids in (tokens, other):
             # A marker may begin before the token that differs and end behind it.
-            spans = prompt_spans(self._structure, ids[: position + longest])
-            found.append(span_at(spans, position))
+            span = span_at(prompt_spans(self._structure, ids[: position + longest]), position)
+            found.append(None if span.part is Part.HEAD else span)
         return found[0], found[1]
 
 

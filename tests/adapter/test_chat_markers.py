@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sglang_histate.adapter.chat_markers import TemplateError, learn
+from sglang_histate.adapter.chat_template import prompt_structure, start_explanations
 from sglang_histate.adapter.token_spans import prompt_spans
 from sglang_histate.demo import ensure_demo_model
+from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.structure import Part, span_at
 
 # Tools before the user's own system text, arguments as XML, results inside a user's turn: as in Qwen3.5.
@@ -201,3 +206,30 @@ def test_a_template_whose_markers_lead_astray_is_refused(bytewise: Any) -> None:
 def test_a_tokenizer_without_a_template(merging: Any) -> None:
     with pytest.raises(TemplateError, match="no chat template"):
         learn(merging)
+
+
+def test_the_template_of_the_flag_is_the_one_that_counts(bytewise: Any, tmp_path: Path) -> None:
+    file = tmp_path / "headers.jinja"
+    file.write_text(HEADERS, encoding="utf-8")
+    assert prompt_structure(bytewise, str(file)).markers == learn(bytewise, HEADERS.strip("\n")).markers
+    assert prompt_structure(bytewise, None).markers == learn(bytewise).markers
+    with pytest.raises(TemplateError, match="chatml is no Jinja file"):
+        prompt_structure(bytewise, "chatml")
+    with pytest.raises(TemplateError, match="--skip-tokenizer-init"):
+        prompt_structure(None, None)
+
+
+def test_without_a_structure_positions_have_no_place(bytewise: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache = SimpleNamespace(
+        tree_core=SimpleNamespace(ranking=SimpleNamespace(tree=PrefixTree())), page_size=64
+    )
+
+    def started(template: str | None) -> dict[str, Any]:
+        worker = SimpleNamespace(tokenizer=bytewise)
+        ctx = SimpleNamespace(tp_worker=worker, server_args=SimpleNamespace(chat_template=template))
+        return start_explanations(ctx, cache, 4).activity()
+
+    assert started(None)["structure"] == "on"
+    with caplog.at_level(logging.INFO):
+        assert started("chatml")["structure"] == "off: --chat-template chatml is no Jinja file"
+    assert "without their place" in caplog.text

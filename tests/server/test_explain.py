@@ -102,6 +102,10 @@ def test_a_prompt_that_goes_on_does_not_break(main: Server) -> None:
         {"role": "user", "content": "more"},
     ]
     assert "prefix_break" not in said(chat(main, messages))
+    messages[2] = {"role": "assistant", "content": text[:2] + "@" + text[3:]}
+    edited = said(chat(main, messages))
+    assert edited["prefix_break"] == first["usage"]["prompt_tokens"] + len(text[:2].encode())
+    assert edited["prefix_break_place"] == edited["prefix_break_before"] == "assistant turn 1"
 
 
 def test_an_internal_hit_through_the_ssd_is_explained(
@@ -116,7 +120,8 @@ def test_an_internal_hit_through_the_ssd_is_explained(
     assert cached(warm) >= 4096 and details["checkpoint"] == cached(warm)
     assert details["checkpoint_tier"] == found["checkpoint_tier"] == "ssd"
     assert details["prefix_break"] == found["prefix_break"]["position"] == 5000
-    assert found["prefix_break"]["place"] == "head", "a prompt without a template has one part"
+    assert found["prefix_break"]["place"] is None, "no template has made this prompt"
+    assert "prefix_break_place" not in details
     assert found["kv_found"] == 4992 and found["replayed"] == details["replayed"] == 4992 - cached(warm)
     assert sum(one["end"] - one["start"] for one in found["replayed_because"]) == found["replayed"]
     assert histate(["explain", "the-rewrite", "--url", main.url]) == 0
