@@ -155,7 +155,8 @@ def test_streams_say_it_too(main: Server) -> None:
 def test_a_standing_offender_is_named_once(main: Server) -> None:
     before = main.log_file.read_text(errors="replace").count("near the head of the prompt")
     for number in range(6):
-        chat(main, conversation(system=f"Session {number}{number * 7} is yours. {LONG}"))
+        # A tenant of its own, so that nothing has been said of it yet.
+        chat(main, conversation(system=f"Session {number}{number * 7} is yours. {LONG}"), cache_salt="nonces")
     log = main.log_file.read_text(errors="replace")
     assert log.count("near the head of the prompt") == before + 1
     (line,) = [line for line in log.splitlines() if "near the head of the prompt" in line][before:]
