@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 import sglang_histate
-from sglang_histate.cli import doctor, patches, store
+from sglang_histate.cli import doctor, patches, size, store
 
-COMMANDS = (doctor, patches, store)
+COMMANDS = (doctor, size, store, patches)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose text is a sentence for the user; imported late to keep ``--help`` instant."""
+    from sglang_histate.cli.size.errors import SizeError
     from sglang_histate.store.reasons import StoreError
     from sglang_histate.upstream.errors import UpstreamError
 
-    return UpstreamError, StoreError, OSError
+    return UpstreamError, StoreError, SizeError, OSError
