@@ -3,8 +3,8 @@
 A process that is number 1 cannot kill itself, and SGLang ends by killing itself when a scheduler has died: as number 1 it
 would end with exit code 0, and nothing would start it again. As a child it ends with a signal, which is 128 + n here.
 
-Exit code: the server's; 128 + n if signal n ended it; 1 if it ended well although nobody asked it to; 0 if it was asked
-to end and killed itself, which is how SGLang's graceful exit ends. Standard library only, any Python from 3.11 on.
+Exit code: the server's; 128 + n if signal n ended it; 1 if it ended well although nobody asked it to. Standard library
+only, any Python from 3.11 on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ def main(command: list[str]) -> int:
         if ended == child:
             break
     code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGKILL and asked_to_end:
-        return 0
     if code < 0:
         print(f"init: the server was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
         return 128 - code

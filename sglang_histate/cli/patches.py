@@ -112,7 +112,7 @@ def _add_root(action: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    for patch in _all_patches():
+    for patch in all_patches():
         print(f"{patch.label}\n  {patch.header['Description']}\n  upstream: {patch.header['Upstream']}")
         for file_diff in patch.files:
             added = sum(tag == "+" for hunk in file_diff.hunks for tag, _ in hunk.lines)
@@ -138,7 +138,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     from sglang_histate.upstream import gates, tree
 
     if arguments.name is not None:
-        patches = _all_patches()
+        patches = all_patches()
         wanted = arguments.name.removeprefix("patches/").removesuffix(".patch")
         for patch in patches:
             name = patch.name.removesuffix(".patch")
@@ -195,7 +195,8 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _all_patches() -> list[Patch]:
+def all_patches() -> list[Patch]:
+    """Return the patches of all groups, in the order in which they are applied."""
     from sglang_histate.upstream import series
     from sglang_histate.upstream.locations import patches_dir
 

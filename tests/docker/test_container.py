@@ -148,11 +148,10 @@ def test_the_container_answers_and_fails_when_a_scheduler_dies(built: Built) -> 
             assert container.process.poll() is None, container.log()
             assert time.monotonic() < deadline, container.log()
             time.sleep(1)
+        body = {"model": "histate-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
-            json.dumps(
-                {"model": "histate-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-            ).encode(),  # fmt: skip
+            json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
