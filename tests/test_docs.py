@@ -12,7 +12,7 @@ import pytest
 
 from eval.handbook.__main__ import PAGES
 from eval.handbook.__main__ import main as handbook
-from sglang_histate.config import FLAG_DEFAULTS, flag_name
+from sglang_histate.config import FLAG_DEFAULTS, TAKES_BACK, flag_name
 from sglang_histate.upstream.locations import installed_sglang
 from sglang_histate.upstream.pin import read_pin
 
@@ -52,7 +52,7 @@ def test_the_handbook_writes_what_is_stale_and_nothing_else(tmp_path: Path, caps
 def test_every_server_flag_has_one_row_with_its_default() -> None:
     flags = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").split("## Of `histate`")[0]
     documented = {row[0].strip("`"): row[1] for row in _rows(flags) if row[0].startswith("`--")}
-    assert list(documented) == [flag_name(name) for name in FLAG_DEFAULTS]
+    assert list(documented) == [*(flag_name(name) for name in FLAG_DEFAULTS), *TAKES_BACK]
     spoken = {None: "none", False: "off"}
     for name, default in FLAG_DEFAULTS.items():
         if name not in ("histate_ssd_dir", "histate_intervals"):
@@ -61,7 +61,7 @@ def test_every_server_flag_has_one_row_with_its_default() -> None:
 
 
 def test_flags_that_documents_name_exist() -> None:
-    known = {flag_name(name) for name in FLAG_DEFAULTS}
+    known = {flag_name(name) for name in FLAG_DEFAULTS} | set(TAKES_BACK)
     for document in DOCUMENTS:
         named = set(re.findall(r"--(?:no-)?histate-[a-z-]*[a-z]", document.read_text(encoding="utf-8")))
         assert named <= known, f"{document.name}: {named - known}"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from sglang_histate.cli import parser_of_all
-from sglang_histate.config import FLAG_DEFAULTS, FLAG_HELP, flag_name
+from sglang_histate.config import FLAG_DEFAULTS, FLAG_HELP, TAKES_BACK, TAKES_BACK_HELP, flag_name
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, NO_INTERVAL
 
 _HEAD = """# Flags
@@ -27,6 +27,9 @@ def page() -> str:
     lines += [
         f"| `{flag_name(name)}` | {spoken_default(name)} | {_cell(FLAG_HELP[name])} |"
         for name in FLAG_DEFAULTS
+    ]
+    lines += [
+        f"| `{option}` | | {TAKES_BACK_HELP.format(flag_name(name))} |" for option, name in TAKES_BACK.items()
     ]
     lines += ["", "## Of `histate`", ""]
     for parser in _leaves(parser_of_all()):
