@@ -89,7 +89,8 @@ def test_every_counter_of_the_status_is_documented() -> None:
 def _messages() -> Iterator[tuple[str, str]]:
     """Yield (place, text) of every warning or worse that the package logs; values are "..."."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(module):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             name, holder = node.func.attr, ast.unparse(node.func.value)
@@ -99,8 +100,23 @@ def _messages() -> Iterator[tuple[str, str]]:
                 said = node.args[1]
             else:
                 continue
-            if isinstance(said, ast.Constant):
-                yield f"{path.name}:{node.lineno}", re.sub(r"%(?:\.\d+)?[a-z]", "...", str(said.value))
+            if not isinstance(said, ast.Constant):
+                continue
+            text = re.sub(r"%(?:\.\d+)?[a-z]", "...", str(said.value))
+            yield f"{path.name}:{node.lineno}", _returned(module, node.args[-1]) if text == "..." else text
+
+
+def _returned(module: ast.Module, call: ast.expr) -> str:
+    """Return the sentence that a function of the same module makes, values as "..."."""
+    assert isinstance(call, ast.Call), ast.unparse(call)
+    (function,) = [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and node.name == ast.unparse(call.func)
+    ]
+    (sentence,) = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    assert isinstance(sentence, ast.JoinedStr)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in sentence.values)
 
 
 def test_every_warning_has_a_row_that_says_what_to_do() -> None:

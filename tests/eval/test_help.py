@@ -36,7 +36,11 @@ def examples(text: str) -> list[str]:
     """Return the command lines behind "examples:" or "example:" in a help text."""
     _, _, rest = text.partition("\nexample")
     lines = [line.strip() for line in rest.splitlines()[1:] if line.startswith("  ")]
-    return [re.split(r"\s{3,}", line)[0] for line in lines if line.startswith(("histate ", "python -m ", "HISTATE_"))]
+    return [
+        re.split(r"\s{3,}", line)[0]
+        for line in lines
+        if line.startswith(("histate ", "python -m ", "HISTATE_"))
+    ]
 
 
 @pytest.mark.parametrize("parser", parsers(parser_of_all()), ids=lambda parser: parser.prog)
@@ -57,7 +61,11 @@ def test_every_command_below_eval_has_examples() -> None:
         or 'ArgumentParser(prog="' in path.read_text(encoding="utf-8")
     }
     assert len(sources) > 12
-    without = [path.name for path, text in sources.items() if "with_examples(" not in text and "examples:" not in text]
+    without = [
+        path.name
+        for path, text in sources.items()
+        if "with_examples(" not in text and "examples:" not in text
+    ]
     assert without == []
 
 
