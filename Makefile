@@ -22,7 +22,8 @@ $(STAMP): pyproject.toml
 	command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing: install it or set PYTHON=..."; exit 2; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --editable '.[test]'
+	@echo 'installing SGLang and the test tools: about 11 GB, some minutes'
+	$(PY) -m pip install --progress-bar on --editable '.[test]'
 	touch $@
 
 serve: $(STAMP) ## serve the demo model, or MODEL=... on PORT=... with ARGS="..."

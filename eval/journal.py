@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.arguments import with_examples
+from eval.progress import each
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy
 from sglang_histate.policy.journal import Event, written
 from sglang_histate.policy.prefix_nodes import Tier
@@ -173,10 +175,11 @@ def read(path: Path) -> Iterator[Event]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.journal", description=__doc__.partition("\n\n")[2])
+    with_examples(parser, "python -m eval.journal policy.jsonl")
     parser.add_argument("log", type=Path, help="what --histate-policy-log named, one file per rank")
     given = parser.parse_args(argv)
     try:
-        outcome = replay(read(given.log))
+        outcome = replay(each(read(given.log), "replay", "event"))
     except (JournalError, OSError) as error:
         print(f"eval.journal: {error}", file=sys.stderr)
         return 2

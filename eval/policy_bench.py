@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 
+from eval.arguments import with_examples
+from eval.progress import each
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, choose_interval
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
@@ -251,12 +253,13 @@ def table(rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.policy_bench", description=__doc__.split("\n")[0])
+    with_examples(parser, "python -m eval.policy_bench --units 10000 1000000")
     parser.add_argument("--units", type=int, nargs="+", default=list(SIZES), help="sizes to measure")
     parser.add_argument("--operations", type=int, default=20_000, help="touches and evictions at each size")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args(arguments)
     rows, memory = [], []
-    for units in chosen.units:
+    for units in each(chosen.units, "measure", "size"):
         measured, bytes_per_unit = measure(units, chosen.operations, chosen.seed)
         rows += measured
         memory.append(f"{measured[0].units} units: {bytes_per_unit:.0f} bytes each")

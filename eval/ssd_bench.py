@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, perf_counter_ns, process_time, thread_time
 
+from eval.arguments import with_examples
+from eval.progress import each
 from eval.quantile import quantile
 from eval.ssd_reads.command import add_options, run
 from sglang_histate.store import NO_PARENT, CheckpointStore, Fingerprint, RecordKind, RecordLayout
@@ -134,7 +136,7 @@ def measure_recovery(folder: Path, slabs: int, tries: int) -> Row:
     path = folder / "slabs.dat"
     fill(path, slabs)
     starts = []
-    for _ in range(tries):
+    for _ in each(range(tries), "recover", "try"):
         store, start = opened(path, slabs)
         store.close()
         starts.append(start)
@@ -189,6 +191,11 @@ def table(rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.ssd_bench", description=__doc__.split("\n")[0])
+    with_examples(
+        parser,
+        "python -m eval.ssd_bench recover --slabs 20000",
+        "python -m eval.ssd_bench read --dir /nvme/bench",
+    )
     parser.add_argument("what", nargs="?", default="all", choices=["recover", "lookup", "read", "all"])
     parser.add_argument("--slabs", type=int, default=20_000, help="slabs to recover")
     parser.add_argument("--entries", type=int, default=50_000, help="entries to look up in")

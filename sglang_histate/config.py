@@ -205,6 +205,10 @@ FLAG_DEFAULTS: dict[str, Any] = {
 }
 """Command-line defaults by field name; the same values as `HiStateConfig`, in the form in which they are typed."""
 
+# A deployment that overrides another one's arguments, where the last word counts, needs a default by name.
+TAKES_BACK = {"--histate-keep-on-restart": "no_histate_keep_on_restart"}
+TAKES_BACK_HELP = "Takes {} back; the last one counts. This is the default."
+
 _Choice = TypeVar("_Choice", bound=Enum)
 _BOOLEAN_FLAGS = frozenset(name for name, value in FLAG_DEFAULTS.items() if value is False)
 
@@ -232,6 +236,9 @@ def split_flags(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
     arguments = iter(argv)
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        if argument in TAKES_BACK:
+            given.pop(TAKES_BACK[argument], None)
+            continue
         if name not in known:
             if name.startswith("--histate-"):
                 raise ConfigError(f"{name} is not a HiState flag: the flags are {', '.join(sorted(known))}")

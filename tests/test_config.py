@@ -230,3 +230,15 @@ def test_reading_the_flags_loads_nothing_heavy() -> None:
     code = "import sys, sglang_histate.config; print({'torch', 'sglang', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["--histate-keep-on-restart"], {}),
+        (["--no-histate-keep-on-restart", "--histate-keep-on-restart"], {}),
+        (["--histate-keep-on-restart", "--no-histate-keep-on-restart"], {"no_histate_keep_on_restart": True}),
+    ],
+)
+def test_the_last_word_counts_where_a_flag_takes_another_one_back(argv, given) -> None:
+    assert split_flags([*argv, "--port", "1"]) == (given, ["--port", "1"])

@@ -20,11 +20,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eval.aligned import aligned
-from eval.arguments import positive
+from eval.arguments import positive, with_examples
 from eval.checkpoint_dtype.answers import Answer, cases, computed, fill, restored
 from eval.checkpoint_dtype.comparison import HEADER, Line, Pair, cells, line
 from eval.checkpoint_dtype.states import Stored, newest, relative_error
 from eval.internal_hits import machine
+from eval.progress import each
 from eval.servers import Server
 from sglang_histate.config import CheckpointDtype
 
@@ -59,7 +60,7 @@ class Measurement:
             self._arguments(encoding, ssd_dir), self._work / f"{encoding.value}.log", ENVIRON
         ) as server:
             server.wait_ready()
-            for number, case in enumerate(self._cases):
+            for number, case in enumerate(each(self._cases, encoding.value, "prompt")):
                 if encoding is CheckpointDtype.NATIVE:
                     answer = computed(server, case, self._tokens)
                     fill(server, case)
@@ -91,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__.partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    with_examples(parser, "python -m eval.checkpoint_dtype --depths 512 4096 --cases 4")
     parser.add_argument(
         "--depths",
         type=_depth,

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from eval.aligned import aligned
-from eval.arguments import positive
+from eval.arguments import positive, with_examples
+from eval.progress import each
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.config import CheckpointDtype
 
@@ -64,11 +65,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m eval.checkpoint_dtype.speed", description=__doc__.partition("\n\n")[2]
     )
+    with_examples(parser, "python -m eval.checkpoint_dtype.speed --layers 24")
     parser.add_argument("--layers", type=positive, default=24, help="linear layers (%(default)s)")
     parser.add_argument("--runs", type=positive, default=9, help="of each step (%(default)s)")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
-    rows = {encoding.value: measure(encoding, given.layers, given.runs) for encoding in CheckpointDtype}
+    rows = {
+        encoding.value: measure(encoding, given.layers, given.runs)
+        for encoding in each(CheckpointDtype, "measure", "encoding")
+    }
     names = list(next(iter(rows.values())))
     print(
         aligned(

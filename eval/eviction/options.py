@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import positive, size_bytes
+from eval.arguments import positive, size_bytes, with_examples
 from eval.eviction.budgets import DEMO_UNITS, Budgets
 from eval.eviction.requests import PAGE
 from eval.eviction.rows import Mode
@@ -45,6 +45,11 @@ def parse(argv: list[str] | None = None) -> Options:
         "host and SSD, all of them too small, and prints what was computed again. Prompts are recorded sessions, "
         "scaled; each answer is replaced by the recorded one in later prompts.",
         epilog="Exit code: 0 all well, 1 different greedy tokens, 2 a server, the traces or the command line failed.",
+    )
+    with_examples(
+        parser,
+        "python -m eval.eviction --dry",
+        "python -m eval.eviction --modes lru,score --traces ../shared/traces",
     )
     parser.add_argument(
         "--traces",

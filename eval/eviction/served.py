@@ -14,6 +14,7 @@ from eval.eviction.budgets import Budgets
 from eval.eviction.requests import Request
 from eval.eviction.rows import Mode, Row, quantile
 from eval.internal_hits.client import Answer, ask
+from eval.progress import each
 from eval.servers import Server, ServerFailed
 
 START_TIMEOUT_S = 600.0
@@ -86,7 +87,7 @@ def serve(
         before = _counters(server.status())
         begin = time.perf_counter()
         answers = []
-        for number, request in enumerate(requests, 1):
+        for number, request in enumerate(each(requests, mode.name, "request"), 1):
             answers.append(ask(server.port, request.tokens, request.output_tokens))
             status = server.settle()
             if number % _SAY_EVERY == 0:

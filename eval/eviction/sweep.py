@@ -18,6 +18,7 @@ from eval.eviction.dry import simulate
 from eval.eviction.options import BIG_FILE, Options, parse
 from eval.eviction.requests import Request, choose, requests_of
 from eval.eviction.rows import Mode
+from eval.progress import each
 from eval.workloads.weka import read_sessions
 from sglang_histate.policy.score import Eviction
 
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     lru, refresh = Mode(Eviction.LRU, 0.0), Mode(Eviction.LRU_REFRESH, 0.0)
     ratios: dict[Mode, list[float]] = {mode: [] for mode in (refresh, *scores)}
     sums = dict.fromkeys((lru, *ratios), 0)
-    for name, requests, budgets in cells(options):
+    for name, requests, budgets in each(cells(options), "sweep", "load"):
         base = simulate(requests, lru, budgets, DEMO_UNITS).lost
         sums[lru] += base
         for mode, found in ratios.items():

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import positive, size_bytes
+from eval.arguments import positive, size_bytes, with_examples
 from eval.internal_hits.budgets import Budgets
 from eval.internal_hits.cases import CASES, LONG, ZERO_REUSE, ZERO_REUSE_TITLE, Scale
 from eval.internal_hits.systems import DESCRIPTIONS, HICACHE, HISTATE, HISTATE_NONE, NO_CACHE, STOCK
@@ -119,6 +119,11 @@ def parse(argv: list[str] | None = None) -> Options:
         + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items())
         + ". Exit code: 0 all well, 1 different greedy tokens or a check that is not met, 2 a server or the command line "
         "failed, 130 interrupted.",
+    )
+    with_examples(
+        parser,
+        "python -m eval.internal_hits --together",
+        "python -m eval.internal_hits --cases a,b --systems histate,hicache",
     )
     parser.add_argument("--cases", default=",".join(keys), help="comma-separated, default all: %(default)s")
     parser.add_argument(

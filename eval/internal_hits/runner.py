@@ -10,6 +10,7 @@ from dataclasses import replace
 from eval.internal_hits.cases import LONG, Ask, Case, Draw, Scale
 from eval.internal_hits.records import Record, record_of
 from eval.internal_hits.systems import Running, Setup, command_line, disk_dir
+from eval.progress import each
 from eval.servers import Server
 
 Say = Callable[[str], None]
@@ -50,7 +51,7 @@ def run_case(systems: Sequence[Running], case: Case, scale: Scale, seed: int, sa
     the machine meets all of them.
     """
     records: list[Record] = []
-    for repeat, text in case.seeds(seed, scale):
+    for repeat, text in each(case.seeds(seed, scale), f"case {case.key}", "round"):
         for running in systems:
             running.flush()
         dialogues = {running.name: case.dialogue(Draw(text), scale) for running in systems}

@@ -17,6 +17,7 @@ from typing import Any
 from eval.internal_hits.cases import ZERO_REUSE, Draw
 from eval.internal_hits.records import Record, record_of
 from eval.internal_hits.systems import Running
+from eval.progress import each
 
 LENGTHS = (2048, 8192)
 LIMIT = 1.05
@@ -60,7 +61,7 @@ def measure(
     for length, pairs in lengths.items():
         draw = Draw(f"{seed}/{ZERO_REUSE}/{other.name}/{length}")
         kept = measured[length] = []
-        for pair in range(pairs + _WARM_UP_PAIRS):
+        for pair in each(range(pairs + _WARM_UP_PAIRS), f"{length} tokens", "pair"):
             prompt = draw.tokens(length)
             order = (histate, other) if pair % 2 == 0 else (other, histate)
             answers = {

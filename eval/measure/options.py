@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import size_bytes
+from eval.arguments import size_bytes, with_examples
 from eval.measure.model import sizes_of
 from eval.simulate.budgets import Budgets
 from eval.simulate.cost_flag import HELP as COST_HELP
@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         "again for want of a checkpoint, and what HiState would save there. Nothing is served.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    with_examples(
+        parser,
+        "python -m eval.measure requests.jsonl --model /models/Qwen3.5-9B",
+        "python -m eval.measure trace.jsonl --device 40GiB --cpu 200GiB --ssd 1TiB --json found.json",
     )
     parser.add_argument("log", type=Path, metavar="LOG", help="a file, or a folder of weka sessions")
     parser.add_argument(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from eval.measure.paths import Tree, in_order, page_keys, page_tokens
+from eval.progress import each
 from eval.workloads.sessions import Session
 from sglang_histate.policy.capture_plan import plan_positions
 from sglang_histate.policy.interval import IntervalPolicy
@@ -79,7 +80,7 @@ def outcomes(sessions: Iterable[Session], interval: IntervalPolicy, state_tokens
     """
     tree, held = Tree(), _Held()
     page = 0
-    for sent in in_order(sessions):
+    for sent in each(in_order(sessions), "measure", "request"):
         if sent.anew:
             tree, held = Tree(), _Held()
             page = page_tokens(sent.session)

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from eval.arguments import with_examples
 from eval.metrics import NotComparable, compare, load, summary, text_table
 from eval.metrics.summaries import merged
 from eval.records import RecordsError
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 all well, 1 a RUN in which no request ended well, 2 a file is missing or no records, or the "
         "runs of one folder are not of one workload.",
     )
+    with_examples(parser, "python -m eval.metrics build/eval/codex --json build/eval/summary.json")
     parser.add_argument(
         "runs",
         nargs="+",

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import positive, size_bytes
+from eval.arguments import positive, size_bytes, with_examples
 from eval.replay.requests import PAGE, Shape
 from eval.replay.sending import Pace
 from eval.replay.systems import CHUNK, PAPER_SHARES, SYSTEMS, Bytes, scaled
@@ -70,6 +70,11 @@ def parser() -> argparse.ArgumentParser:
         + "; ".join(f"{system.name}: {system.description}" for system in SYSTEMS.values())
         + ". Exit code: 0 all well, 1 some requests failed, 2 a server, the workload or the command line failed, 130 "
         "interrupted (go on with --resume).",
+    )
+    with_examples(
+        found,
+        "python -m eval.replay --workload codex --systems histate,hicache --out build/replay",
+        "python -m eval.replay --workload trace.jsonl --url http://127.0.0.1:30000 --out build/replay",
     )
     found.add_argument(
         "--workload",

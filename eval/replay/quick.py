@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from eval.arguments import with_examples
 from eval.replay.__main__ import main as replay
 from eval.replay.workload import TRACES, WEKA
 
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         description="Compares HiState with HiCache on the demo model, in about ten minutes on two cores.",
         epilog="Exit code as of python -m eval.replay.",
     )
+    with_examples(parser, "python -m eval.replay.quick --out build/eval-quick")
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_DIR, metavar="DIR", help="records and summary.json (%(default)s)"
     )

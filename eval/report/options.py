@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from eval.arguments import with_examples
 from eval.metrics.bootstrap import SEED
 
 
@@ -15,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 written, 1 no request of any run ended well (written all the same), 2 a file, an option or "
         "matplotlib is missing or wrong, or the runs are not of one workload.",
     )
+    with_examples(made, "python -m eval.report build/eval/codex --name codex --out build/eval/report")
     made.add_argument(
         "runs",
         nargs="+",

@@ -19,10 +19,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import positive
+from eval.arguments import positive, with_examples
 from eval.internal_hits import machine
 from eval.internal_hits.budgets import Budgets
 from eval.internal_hits.systems import HICACHE, HISTATE, STOCK, Running, Setup, command_line, disk_dir
+from eval.progress import each
 from eval.servers import Server
 
 PARTS = ("receive", "schedule", "launch", "finish")
@@ -108,7 +109,7 @@ def measure(
         before = [_read(work, name) for name in names]
         counted = in_order(sessions(count, seed), live)
         cached = dict.fromkeys(names, 0)
-        for number, prompt in enumerate(counted):
+        for number, prompt in enumerate(each(counted, "measure", "request")):
             for one in started if number % 2 == 0 else started[::-1]:
                 cached[one.name] += one.ask(prompt, output_tokens).cached.total
         time.sleep(_WAKE_S)
@@ -154,6 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m eval.scheduler_cpu", description=__doc__.partition("\n\n")[2]
     )
+    with_examples(parser, "python -m eval.scheduler_cpu --rounds 2")
     parser.add_argument("--sessions", type=positive, default=24, help=f"of {TURNS} turns each (%(default)s)")
     parser.add_argument("--live", type=positive, default=8, help="sessions that take turns (%(default)s)")
     parser.add_argument(

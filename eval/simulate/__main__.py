@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from eval.metrics import compare, load, text_table
+from eval.progress import each
 from eval.simulate.engine import DoesNotFit
 from eval.simulate.options import Options, parse
 from eval.simulate.run import Done, simulate
@@ -49,7 +50,7 @@ def _run_all(options: Options, sessions: Sequence[Session]) -> tuple[set[str], b
     # Forked processes share the sessions, which take longer to read than some systems take to run.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork"), _adopt, (sessions,)) as pool:
         waiting = {pool.submit(_one, options, system): system for system in options.systems}
-        for future in as_completed(waiting):
+        for future in each(as_completed(waiting), "simulate", "system", len(waiting)):
             system = waiting[future]
             try:
                 done = future.result()

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.arguments import positive, size_bytes
+from eval.arguments import positive, size_bytes, with_examples
 from eval.simulate.budgets import Budgets
 from eval.simulate.cost_flag import HELP as COST_HELP
 from eval.simulate.cost_flag import constant
@@ -85,6 +85,11 @@ def _parser() -> argparse.ArgumentParser:
         "the server: the same code makes them.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    with_examples(
+        parser,
+        "python -m eval.simulate --workload codex --systems histate,hicache,infinite --out build/eval/codex",
+        "python -m eval.simulate --workload trace.jsonl --device 40GiB --cpu 200GiB --ssd 1TiB --out build/eval/mine",
     )
     what = parser.add_argument_group("requests")
     what.add_argument(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eval.aligned import aligned
 from eval.arguments import positive, size_bytes
+from eval.progress import each
 from eval.quantile import quantile
 from sglang_histate.sizes import format_size
 from sglang_histate.store import RecordKind
@@ -53,7 +54,7 @@ def run(chosen: argparse.Namespace) -> bool:
         states = in_file_order(store, RecordKind.CHECKPOINT)
         beside = BesideWrites(store, states, chosen.reads_per_s, chosen.seconds)
         windows: dict[Writing, list[Window]] = {writing: [] for writing in Writing}
-        for _ in range(chosen.rounds):
+        for _ in each(range(chosen.rounds), "beside the writer", "round"):
             for writing in Writing:
                 windows[writing].append(beside.window(writing))
         store.close(60.0)

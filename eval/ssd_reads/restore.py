@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from eval.progress import each
 from sglang_histate.store import CheckpointStore, Entry, MissReason, ReadTicket, Record, RecordKind
 
 from .filled import content_of
@@ -152,7 +153,7 @@ def all_ways(
     ways = [0, *depths]
     passes: dict[int, list[Pass]] = {way: [] for way in ways}
     check(store, entries[0], slots)
-    for number in range(rounds):
+    for number in each(range(rounds), "read", "round"):
         first = number % len(ways)
         for way in ways[first:] + ways[:first]:
             one = restored(store, entries, slots, way) if way else plain.read(store, entries)

@@ -9,18 +9,11 @@ import sglang
 import torch
 
 from sglang_histate.adapter.refusal import Refusal
+from sglang_histate.adapter.supported import SUPPORTED_ARCHITECTURES
 from sglang_histate.config import CheckpointDtype, HiStateConfig
 from sglang_histate.policy.interval import STEP_TOKENS, check_grid
 from sglang_histate.upstream import check_active_overlay
 
-# Gated delta rule models: their kernels hand out the states inside a prompt.
-SUPPORTED_ARCHITECTURES = (
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3NextForCausalLM",
-)
 # What reads KV through the translation of one pool, and follows the strides of its rows.
 _ONE_POOL_ATTENTION = ("triton", "fa3", "fa4", "flashinfer", "trtllm_mha")
 _ONE_POOL_ATTENTION_CPU = ("torch_native",)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from sglang_histate.config import FLAG_DEFAULTS, HiStateConfig, config_from_flags
+from sglang_histate.config import (
+    FLAG_DEFAULTS,
+    TAKES_BACK,
+    TAKES_BACK_HELP,
+    HiStateConfig,
+    config_from_flags,
+    flag_name,
+)
 
 
 def group_flags(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +22,14 @@ def group_flags(parser: argparse.ArgumentParser) -> None:
         if action.dest in FLAG_DEFAULTS:
             parser._optionals._group_actions.remove(action)
             group._group_actions.append(action)
-    # A deployment that overrides another one's arguments, where the last word counts, needs the default by name.
-    group.add_argument(
-        "--histate-keep-on-restart",
-        dest="no_histate_keep_on_restart",
-        action="store_false",
-        default=FLAG_DEFAULTS["no_histate_keep_on_restart"],
-        help="Find what an earlier server left in the SSD tier. This is the default.",
-    )
+    for option, name in TAKES_BACK.items():
+        group.add_argument(
+            option,
+            dest=name,
+            action="store_false",
+            default=FLAG_DEFAULTS[name],
+            help=TAKES_BACK_HELP.format(flag_name(name)),
+        )
 
 
 def config_of(server_args: Any) -> HiStateConfig:

@@ -9,9 +9,35 @@ import sys
 from collections.abc import Sequence
 
 import sglang_histate
-from sglang_histate.cli import doctor, explain, patches, store
+from sglang_histate.cli import doctor, explain, patches, size, store
 
-COMMANDS = (doctor, patches, store, explain)
+COMMANDS = (doctor, explain, size, store, patches)
+
+
+_EPILOG = """examples:
+  histate doctor --ssd-dir /nvme/histate
+  histate explain
+  histate size --model /models/Qwen3.5-9B --device 80GiB --host 256GiB --ssd 2TiB
+  histate store inspect --ssd-dir /nvme/histate
+  histate patches check
+
+The server itself is python -m sglang_histate.launch_server; its HiState flags are a group of its --help.
+exit codes: 0 all is well; 1 a check failed or the work could not be done, said in one sentence; 2 bad usage"""
+
+
+def parser_of_all() -> argparse.ArgumentParser:
+    """Return the parser with every command."""
+    parser = argparse.ArgumentParser(
+        prog="histate",
+        description=sglang_histate.__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"histate {sglang_histate.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.register(subparsers)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,11 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 if a check failed or the command could not do its work, 2 for bad usage. Failures are
         one sentence on stderr.
     """
-    parser = argparse.ArgumentParser(prog="histate", description=sglang_histate.__doc__)
-    parser.add_argument("--version", action="version", version=f"histate {sglang_histate.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.register(subparsers)
+    parser = parser_of_all()
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its sentence; a caller of main wants the code
@@ -44,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _expected_errors() -> tuple[type[Exception], ...]:
     """Return the errors whose text is a sentence for the user; imported late to keep ``--help`` instant."""
+    from sglang_histate.cli.size.errors import SizeError
     from sglang_histate.store.reasons import StoreError
     from sglang_histate.upstream.errors import UpstreamError
 
-    return UpstreamError, StoreError, OSError
+    return UpstreamError, StoreError, SizeError, OSError

@@ -25,7 +25,12 @@ class _Report:
 def register(subparsers: Any) -> None:
     """Add the command to the parser of `histate`."""
     parser = subparsers.add_parser(
-        "doctor", help="print versions, patches, device and SSD facts for a bug report"
+        "doctor",
+        help="print versions, patches, device and SSD facts for a bug report",
+        description="Print versions, patches, device and SSD facts for a bug report, and what is wrong with them.",
+        epilog="examples:\n  histate doctor\n  histate doctor --ssd-dir /nvme/histate --json\n\n"
+        "exit codes: 0 nothing is wrong; 1 something is, in the lines that begin with problem; 2 bad usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--ssd-dir", type=Path, metavar="DIR", help="the directory meant for --histate-ssd-dir"

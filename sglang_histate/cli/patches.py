@@ -1,4 +1,4 @@
-"""`histate patches`: list, check, diff, export and record the patch set."""
+"""`histate patches`: list, check, diff, export, record and build the patch set."""
 
 from __future__ import annotations
 
@@ -12,27 +12,51 @@ if TYPE_CHECKING:
     from sglang_histate.upstream.series import Patch
 
 
+_EPILOG = """examples:
+  histate patches list                      what is changed, and why
+  histate patches check                     is the installed release the one they were made for, and nothing else changed
+  histate patches check --root NEW/         what has to be read again for another release
+exit codes: 0 all is well; 1 a gate failed; 2 bad usage"""
+
+
 def register(subparsers: Any) -> None:
     """Add the command and its actions to the parser of `histate`."""
-    parser = subparsers.add_parser("patches", help="list, check and export the patches on SGLang")
+    parser = subparsers.add_parser(
+        "patches",
+        help="list, check, export and build the patches on SGLang",
+        description="What is changed in SGLang, and whether it still fits.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    action = actions.add_parser("list", help="the patches in order, with what they are for")
+    action = _add(actions, "list", "the patches in order, with what they are for", "histate patches list")
     action.set_defaults(run=_list)
 
-    action = actions.add_parser("check", help="run every gate; exit code 1 names what to re-read")
+    action = _add(
+        actions,
+        "check",
+        "run every gate; exit code 1 names what to re-read",
+        "histate patches check --root NEW",
+    )
     _add_root(action)
     action.set_defaults(run=_check)
 
-    action = actions.add_parser(
-        "diff", help="print one patch, or all as one diff against the pristine release"
+    action = _add(
+        actions,
+        "diff",
+        "print one patch, or all as one diff against the pristine release",
+        "histate patches diff fault-in-gate",
     )
     action.add_argument("name", nargs="?", help="a patch from the list, with or without .patch")
     _add_root(action)
     action.set_defaults(run=_diff)
 
-    action = actions.add_parser(
-        "export", help="write the patches, the pristine and the patched files as a tree"
+    action = _add(
+        actions,
+        "export",
+        "write the patches, the pristine and the patched files as a tree",
+        "histate patches export /tmp/histate-patches",
     )
     action.add_argument(
         "directory", type=Path, metavar="DIR", help="a folder that does not exist or is empty"
@@ -40,11 +64,42 @@ def register(subparsers: Any) -> None:
     _add_root(action)
     action.set_defaults(run=_export)
 
-    action = actions.add_parser(
-        "record", help="record the hashes of the upstream functions in use, after reading"
+    action = _add(
+        actions,
+        "record",
+        "record the hashes of the upstream functions in use, after reading",
+        "histate patches record",
     )
     _add_root(action)
     action.set_defaults(run=_record)
+
+    action = _add(
+        actions,
+        "build",
+        "build the patched view of SGLang that the first start would build, into HISTATE_CACHE_DIR",
+        "HISTATE_CACHE_DIR=/opt/histate/cache histate patches build --gpu",
+    )
+    which = action.add_mutually_exclusive_group()
+    which.add_argument(
+        "--gpu",
+        dest="gpu",
+        action="store_true",
+        default=None,
+        help="for machines with a GPU (default: as this one)",
+    )
+    which.add_argument("--cpu", dest="gpu", action="store_false", help="for machines without one")
+    action.set_defaults(run=_build)
+
+
+def _add(actions: Any, name: str, help_text: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
 
 
 def _add_root(action: argparse.ArgumentParser) -> None:
@@ -57,7 +112,7 @@ def _add_root(action: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    for patch in _all_patches():
+    for patch in all_patches():
         print(f"{patch.label}\n  {patch.header['Description']}\n  upstream: {patch.header['Upstream']}")
         for file_diff in patch.files:
             added = sum(tag == "+" for hunk in file_diff.hunks for tag, _ in hunk.lines)
@@ -83,7 +138,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     from sglang_histate.upstream import gates, tree
 
     if arguments.name is not None:
-        patches = _all_patches()
+        patches = all_patches()
         wanted = arguments.name.removeprefix("patches/").removesuffix(".patch")
         for patch in patches:
             name = patch.name.removesuffix(".patch")
@@ -130,7 +185,18 @@ def _record(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _all_patches() -> list[Patch]:
+def _build(arguments: argparse.Namespace) -> int:
+    from sglang_histate.upstream import build_overlay, groups_for
+
+    for histate in (True, False):  # the server's, and that of --disable-histate
+        overlay = build_overlay(groups_for(histate, arguments.gpu))
+        if overlay.path is not None:
+            print(f"{', '.join(overlay.groups)}: {overlay.path}")
+    return 0
+
+
+def all_patches() -> list[Patch]:
+    """Return the patches of all groups, in the order in which they are applied."""
     from sglang_histate.upstream import series
     from sglang_histate.upstream.locations import patches_dir
 

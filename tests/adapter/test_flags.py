@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 from sglang.srt.server_args import ServerArgs
@@ -91,3 +92,13 @@ def test_every_flag_reaches_the_config(parser) -> None:
 def test_the_last_word_on_restarts_counts(parser, given: tuple[str, ...], kept: bool) -> None:
     parsed = parser.parse_args(["--model-path", "m", "--histate-ssd-dir", "/ssd", *given])
     assert config_of(parsed).keep_on_restart is kept
+
+
+def test_the_flag_page_has_what_the_server_s_own_parser_has(parser) -> None:
+    """docs/flags.md is made from the tables behind the parser; this is the parser itself, in the running overlay."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "flags.md").read_text(encoding="utf-8")
+    (group,) = [group for group in parser._action_groups if group.title == "HiState"]
+    for action in group._group_actions:
+        (option,) = action.option_strings
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{option}` |")]
+        assert " ".join(str(action.help).split()) in row.replace("\\|", "|")

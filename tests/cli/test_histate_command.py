@@ -182,3 +182,16 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m sglang_histate.cli patches diff | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=dict(os.environ))
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_patches_build_makes_the_overlays_that_a_start_would_make(tmp_path, capsys) -> None:
+    assert main(["patches", "build", "--cpu"]) == 0
+    built = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in built] == ["cpu, histate", "cpu"]
+    for histate in (True, False):
+        found, there = overlay.find_overlay(overlay.groups_for(histate, gpu=False))
+        assert there and str(found.path) in "\n".join(built)
+    assert main(["patches", "build", "--gpu"]) == 0
+    # Without HiState a machine with a GPU needs no patch at all.
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["histate"]
+    assert main(["patches", "build", "--gpu", "--cpu"]) == 2

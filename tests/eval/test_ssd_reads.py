@@ -78,5 +78,5 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["read", *sizes, "--dir", str(folder)])
     shown = capsys.readouterr().out
     assert status == (1 if "NOT MET" in shown else 0)
-    assert shown.count("met:") + shown.count("NOT MET:") == 2 and "checkpoint, store, depth 4" in shown
+    assert shown.count("met:") + shown.count("NOT MET:") == 3 and "checkpoint, store, depth 4" in shown
     assert not list(folder.iterdir())

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from sglang_histate.store.survey import SlabFile
 
 KEY_VARIABLE = "HISTATE_ADMIN_API_KEY"
-PROGRESS_AFTER_S = 5
 _EXIT_CODES = "exit codes: 0 all is well, 1 something is wrong or could not be done, 2 bad usage"
 
 
@@ -84,23 +82,6 @@ def open_files(root: Path, flags: int, refuse: Callable[[str], None]) -> Iterato
 
 def complain(text: str) -> None:
     print(f"histate: {text}", file=sys.stderr)
-
-
-@contextmanager
-def progress(total: int, unit: str, what: str) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told what is done; a bar appears on a terminal after five seconds."""
-    from tqdm import tqdm
-
-    with tqdm(
-        total=total,
-        unit=unit,
-        unit_scale=unit == "B",
-        desc=what,
-        delay=PROGRESS_AFTER_S,
-        disable=None,
-        leave=False,
-    ) as bar:
-        yield lambda count: bar.update(count) and None
 
 
 def ask_server(

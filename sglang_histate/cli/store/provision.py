@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.cli.progress import progress
 from sglang_histate.cli.store import common
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _provision(file: SlabFile, arguments: argparse.Namespace, fail: Any) -> None
         reserve(file, size)
         gaps = list(unwritten(file.fd, size)) if arguments.zero else []
         total = sum(count for _, count in gaps)
-        with common.progress(total, "B", file.name) as tell:
+        with progress(total, "B", file.name) as tell:
             for offset, count in gaps:
                 write_zeros(file.fd, offset, count, tell)
     except StoreError as error:

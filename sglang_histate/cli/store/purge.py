@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.cli.progress import progress
 from sglang_histate.cli.store import common
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _purge_closed(file: SlabFile, namespace: bytes | None, overwrite: bool, fail
     from sglang_histate.store.survey import FileState
 
     try:
-        with common.progress(file.slab_count, "slab", file.name) as tell:
+        with progress(file.slab_count, "slab", file.name) as tell:
             if namespace is None:
                 records = purge_all(file, overwrite=overwrite, progress=tell)
                 print(f"{file.path}: {records} records erased, file removed")

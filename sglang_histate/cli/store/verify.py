@@ -7,6 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.cli.progress import progress
 from sglang_histate.cli.store import common
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _verify(file: SlabFile, rate: int | None) -> dict[str, Any]:
         if file.state is FileState.DAMAGED:
             said["bad"] = {"superblock": 1}
         return said
-    with common.progress(file.slab_count, "slab", file.name) as tell:
+    with progress(file.slab_count, "slab", file.name) as tell:
         found = Verification(file, rate).run(tell)
     said["bad"] = {reason.value: count for reason, count in sorted(found.bad.items())}
     if snapshot_of(file)[1] in (SnapshotState.TORN, SnapshotState.UNREADABLE):
