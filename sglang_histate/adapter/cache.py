@@ -18,6 +18,7 @@ from sglang_histate.adapter.capture import ForwardCapture
 from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
+from sglang_histate.copy import Chosen
 
 
 class HiStateCache(UnifiedRadixCache):
@@ -29,6 +30,8 @@ class HiStateCache(UnifiedRadixCache):
     one_pool: OnePool | None = None
     # Writes what a restart should find, at a graceful exit; None where nothing is kept.
     save: Callable[[], None] | None = None
+    # What moves bytes between device and host; None while the base class builds itself.
+    copies: Chosen | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
@@ -123,11 +126,18 @@ class HiStateCache(UnifiedRadixCache):
         return int(face.available_size() - before)
 
     def reset(self) -> None:
+        self._drain_transfers()
         if self.tier is not None:
             self.tier.reset()
         super().reset()
 
+    def _drain_transfers(self) -> None:
+        """SGLang forgets transfers that are under way; they still write to pages that are about to be given away."""
+        if self.cache_controller is not None:
+            self.cache_controller.l2_transfer_engine.drain()
+
     def release_host_resources(self) -> None:
+        self._drain_transfers()
         if self.tier is not None:
             if self.save is not None:
                 self.save()

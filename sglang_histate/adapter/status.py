@@ -30,6 +30,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
     return {
         "enabled": True,
         **facts,
+        "copy_engine": None if tree_cache.copies is None else tree_cache.copies.as_json(),
         "tiers": {
             "device": device_status(allocator, states, kv_bytes, state_bytes),
             "host": host_status(tree_cache, tree_cache.tier.store.records),
