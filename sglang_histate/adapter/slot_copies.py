@@ -105,10 +105,9 @@ class SlotCopies:
         self._fetch.follow_current(Rule.INDEX)
         self._fetch.run(lambda: self._engine.submit([Move(copy.number, there)]))
         copy.fetched = self._fetch.mark()
-        # The state was written by the last forward pass, or by what the scheduler queued since. Copies begun later wait
-        # for these too, which are older then.
+        # The state was written by the last forward pass, or by what the scheduler queued since. That is done once the
+        # number has come, as the number was fetched behind it.
         self._stream.follow(self._forward_stream, Rule.STATE)
-        self._stream.follow_current(Rule.STATE)
         self._fetching.append(copy)
         return copy
 

@@ -159,13 +159,9 @@ class StreamLane(Lane):
 
     def follow(self, stream: Any, rule: Rule) -> None:
         """Later work waits for what `stream` has so far."""
-        self._stream.wait_event(self.event_on(stream))
+        self._stream.wait_event(self._event_on(stream))
 
-    def follow_event(self, event: Any, rule: Rule) -> None:
-        """Later work waits for `event`."""
-        self._stream.wait_event(event)
-
-    def event_on(self, stream: Any) -> Any:
+    def _event_on(self, stream: Any) -> Any:
         """Return an event behind what `stream` has so far."""
         event = self._streams.Event()
         event.record(stream)
@@ -180,7 +176,7 @@ class StreamLane(Lane):
             work()
 
     def mark(self) -> EventMark:
-        return EventMark(self.event_on(self._stream))
+        return EventMark(self._event_on(self._stream))
 
     def drain(self, rule: Rule) -> None:
         self._stream.synchronize()
