@@ -19,7 +19,7 @@ from sglang_histate.adapter.state_face import pool_parts
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.config import CheckpointDtype
 from sglang_histate.copy import CopyEngine, Move, Space, host_engine
-from sglang_histate.copy.checkpoints import CheckpointPlans, Direction, layer_groups
+from sglang_histate.copy.checkpoints import GROUP_LAYERS, CheckpointPlans, Direction, layer_groups
 from sglang_histate.copy.ordering import REACHED, InlineLane, Lane, Mark, Rule, StreamLane, ThreadLane
 from sglang_histate.store import Record
 
@@ -88,7 +88,8 @@ class SlotCopies:
             self._lane = ThreadLane("histate-encode-ends")
         self._free = list(range(records))
         self._fetching: deque[SlotCopy] = deque()  # the oldest first
-        self._groups = layer_groups(len(temporal))
+        # A driver gets a few layers in one call; plain copies need no groups.
+        self._groups = layer_groups(len(temporal), GROUP_LAYERS if streams is not None else len(temporal))
         if layout.encoding is CheckpointDtype.NATIVE:
             parts = pool_parts(temporal, conv, layout.record_segment_bytes, layout.record_conv_offset)
             self._plans = CheckpointPlans(parts, page_bytes=len(temporal) * layout.record_segment_bytes)

@@ -17,6 +17,7 @@ import torch
 
 from sglang_histate.copy.cuda_engine import BatchEngine, CudaDriver, LoopEngine
 from sglang_histate.copy.engine import CopyEngine
+from sglang_histate.copy.host_engine import HostEngine
 from sglang_histate.copy.plan import CopyPlan
 from sglang_histate.copy.torch_engine import TorchEngine
 from sglang_histate.copy.transfer import Space, Transfer
@@ -46,7 +47,7 @@ def choose_engine(device: torch.device) -> Chosen:
 
 def host_engine() -> CopyEngine:
     """Return what moves bytes between two places of host memory, on any thread."""
-    return TorchEngine("cpu")
+    return HostEngine()
 
 
 def candidates(device: torch.device) -> list[tuple[str, Callable[[], CopyEngine]]]:

@@ -23,24 +23,25 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TorchEngine(CopyEngine):
-    """On the CPU the engine of choice: no call has to be paid for, and many small pieces are moved by index."""
+    """For a device whose driver cannot be called directly."""
 
-    def __init__(self, name: str = "torch") -> None:
-        self.name = name
+    name = "torch"
 
     def submit(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             if isinstance(copy, Move):
-                # Both are one run of bytes; their shapes need not be alike.
-                flat_run(copy.target).copy_(flat_run(copy.source), non_blocking=True)
+                move(copy)
             else:
                 copy.check()
                 run_plan(copy.plan, copy.source.flat, copy.target.flat)
 
 
-def flat_run(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as uint8 ``[bytes]``, sharing memory."""
-    return tensor.view(-1).view(torch.uint8)
+def move(copy: Move) -> None:
+    """Copy one run of bytes into another. Their shapes and dtypes need not be alike."""
+    source, target = copy.source, copy.target
+    if source.dtype is not target.dtype or source.shape != target.shape:
+        source, target = source.view(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
+    target.copy_(source, non_blocking=True)
 
 
 def run_plan(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy.torch_engine import TorchEngine
+from sglang_histate.copy.host_engine import HostEngine
 from sglang_histate.store import RecordKind
 
 from .conftest import GPU
@@ -38,13 +38,13 @@ def chunk_of_64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def engine_works(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
     """Turn the engine of this process off and on."""
-    real, works = TorchEngine.submit, [True]
+    real, works = HostEngine.submit, [True]
 
-    def submit(self: TorchEngine, copies: Any) -> None:
+    def submit(self: HostEngine, copies: Any) -> None:
         if works[0]:
             real(self, copies)
 
-    monkeypatch.setattr(TorchEngine, "submit", submit)
+    monkeypatch.setattr(HostEngine, "submit", submit)
     yield lambda on: works.__setitem__(0, on)
 
 
@@ -119,8 +119,12 @@ def test_backups_and_restores(engine_works, works) -> None:
 
     assert changed(engine.arena.memory, back_up) is works
     req = rewrite(700)
-    assert not bench.faults.ready(req)
-    assert changed(engine.arena.memory, bench.pump) is works  # the record goes into a slot of the host
+
+    def read() -> None:
+        assert not bench.faults.ready(req)
+        bench.pump()
+
+    assert changed(engine.arena.memory, read) is works  # the record goes into a slot of the host
     assert bench.faults.ready(req)
     engine.evict_kv(4096)
     req.init_next_round_input(cache)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_histate.copy.checkpoints import CheckpointPlans, Direction, PoolPart, layer_groups
+from sglang_histate.copy.host_engine import HostEngine
 from sglang_histate.copy.kv_pages import KvPlans, extent_plan
 from sglang_histate.copy.plan import PlanError
 from sglang_histate.copy.rows import DeviceRows
@@ -79,7 +80,11 @@ def run_by_torch(copies: list[Transfer]) -> None:
     TorchEngine().submit(copies)
 
 
-RUNNERS = {"driver": run_by_driver, "torch": run_by_torch}
+def run_on_host(copies: list[Transfer]) -> None:
+    HostEngine().submit(copies)
+
+
+RUNNERS = {"driver": run_by_driver, "torch": run_by_torch, "host": run_on_host}
 
 
 @settings(max_examples=120, deadline=None)
@@ -195,10 +200,9 @@ def test_one_record_for_several_slots_and_not_the_other_way_round() -> None:
         pool.zero_()
         run(plans.transfers(record, starts, rows, range(1), Direction.TO_DEVICE))
         assert pool[0].sum(dim=1).tolist() == [0, 48, 0, 48]
-    with pytest.raises(PlanError, match="write the same bytes"):
-        run_by_driver(plans.transfers(record, starts, rows, range(1), Direction.TO_HOST))
-    with pytest.raises(PlanError, match="write the same bytes"):
-        run_by_torch(plans.transfers(record, starts, rows, range(1), Direction.TO_HOST))
+    for run in RUNNERS.values():
+        with pytest.raises(PlanError, match="write the same bytes"):
+            run(plans.transfers(record, starts, rows, range(1), Direction.TO_HOST))
 
 
 def test_a_layout_that_cannot_be() -> None:

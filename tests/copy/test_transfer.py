@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_histate.copy.host_engine import HostEngine
 from sglang_histate.copy.plan import CopyPlan, PlanError
 from sglang_histate.copy.torch_engine import TorchEngine
 from sglang_histate.copy.transfer import MAX_DESCRIPTORS, Move, Space, Transfer, descriptors
@@ -35,10 +36,12 @@ def plan(*pieces: tuple[int, int, int]) -> CopyPlan:
 def test_a_wrong_plan_names_what_is_wrong_and_copies_nothing(pieces, complaint) -> None:
     transfer = Transfer(plan(*pieces), space("the arena"), space("the pool"))
     before = transfer.target.flat.clone()
-    for run in (lambda: descriptors([transfer]), lambda: TorchEngine().submit([transfer])):
-        with pytest.raises(PlanError, match=complaint) as error:
-            run()
-        assert "the arena" in str(error.value) and "the pool" in str(error.value)
+    many = [(i, i, 0) for i in range(100)]  # enough of nothing to be checked in another way
+    for wrong in (transfer, Transfer(plan(*pieces, *many), transfer.source, transfer.target)):
+        for run in (descriptors, TorchEngine().submit, HostEngine().submit):
+            with pytest.raises(PlanError, match=complaint) as error:
+                run([wrong])
+            assert "the arena" in str(error.value) and "the pool" in str(error.value)
     assert torch.equal(transfer.target.flat, before)
 
 
