@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_histate.copy.cpu_engine import HostEngine
 from sglang_histate.copy.cuda_engine import BatchEngine, CudaDriver, LoopEngine
 from sglang_histate.copy.engine import CopyEngine
-from sglang_histate.copy.host_engine import HostEngine
 from sglang_histate.copy.plan import CopyPlan
 from sglang_histate.copy.torch_engine import TorchEngine
 from sglang_histate.copy.transfer import Space, Transfer

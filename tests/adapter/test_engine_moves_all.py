@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy.host_engine import HostEngine
+from sglang_histate.copy.cpu_engine import HostEngine
 from sglang_histate.store import RecordKind
 
 from .conftest import GPU

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_histate.copy.checkpoints import CheckpointPlans, Direction, PoolPart, layer_groups
-from sglang_histate.copy.host_engine import HostEngine
+from sglang_histate.copy.cpu_engine import HostEngine
 from sglang_histate.copy.kv_pages import KvPlans, extent_plan
 from sglang_histate.copy.plan import PlanError
 from sglang_histate.copy.rows import DeviceRows

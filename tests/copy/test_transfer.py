@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_histate.copy.host_engine import HostEngine
+from sglang_histate.copy.cpu_engine import HostEngine
 from sglang_histate.copy.plan import CopyPlan, PlanError
 from sglang_histate.copy.torch_engine import TorchEngine
 from sglang_histate.copy.transfer import MAX_DESCRIPTORS, Move, Space, Transfer, descriptors
