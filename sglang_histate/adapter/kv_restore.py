@@ -15,10 +15,10 @@ import torch
 from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_histate.adapter.landing import Landing, extent_space
+from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.copy import Transfer
-from sglang_histate.copy.kv_pages import extent_plan
+from sglang_histate.copy.kv_pages import extent_plan, extent_space
 from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record, RecordKind
 
 READ_AHEAD = 4  # buffers that a restore leaves to other reads
@@ -165,5 +165,5 @@ class KvRestore:
             return
         pages = [read.pages[at - read.skip] for at in places]
         plan = extent_plan(pages, places, shared.arena.page_bytes).reversed()
-        copy = Transfer(plan, extent_space(record), shared.space)
+        copy = Transfer(plan, extent_space(record.kv_pages), shared.space)
         self._landing.copy(lambda: shared.host_engine.submit([copy]))

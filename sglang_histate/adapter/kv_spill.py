@@ -17,12 +17,11 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.kv_extents import Piece
-from sglang_histate.adapter.landing import extent_space
 from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.copy import Transfer
-from sglang_histate.copy.kv_pages import extent_plan
+from sglang_histate.copy.kv_pages import extent_plan, extent_space
 from sglang_histate.copy.ordering import FutureMark, Rule, ThreadLane
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.reserve import Reserve
@@ -254,7 +253,7 @@ class KvSpill:
     def _copy(self, record: Record, pages: list[int]) -> None:
         """Spill thread: the pages are locked, the record is nobody else's."""
         plan = extent_plan(pages, range(len(pages)), self._arena.page_bytes)
-        self._shared.host_engine.submit([Transfer(plan, self._shared.space, extent_space(record))])
+        self._shared.host_engine.submit([Transfer(plan, self._shared.space, extent_space(record.kv_pages))])
 
     def _put(self, spill: Spill) -> None:
         at_token = (spill.first + spill.pages) * self._page_size

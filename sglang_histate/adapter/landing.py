@@ -5,11 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import torch
-
-from sglang_histate.copy import Space
-from sglang_histate.store import Record
-
 
 class Landing:
     """After `cancel` returns, nothing is copied any more."""
@@ -28,8 +23,3 @@ class Landing:
         with self._lock:
             if not self._cancelled:
                 copy()
-
-
-def extent_space(record: Record) -> Space:
-    """Return the pages of a record that holds an extent, for copy plans."""
-    return Space("an extent", torch.from_numpy(record.kv_pages.reshape(-1)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from sglang_histate.copy.checkpoints import Direction
 from sglang_histate.copy.plan import CopyPlan, Offsets
@@ -65,3 +67,8 @@ def extent_plan(pages: Sequence[int], places: Sequence[int], page_bytes: int) ->
         np.array(places, dtype=np.int64) * page_bytes,
         page_bytes,
     )
+
+
+def extent_space(kv_pages: npt.NDArray[np.uint8]) -> Space:
+    """Return a record's pages ``[pages, page bytes]``, which lie one after the other, as a space."""
+    return Space("an extent", torch.from_numpy(kv_pages.reshape(-1)))
