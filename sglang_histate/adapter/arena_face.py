@@ -14,6 +14,7 @@ import torch
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 from sglang_histate.adapter.pinning import PinnedMemory
+from sglang_histate.copy import CopyEngine, Space, host_engine
 from sglang_histate.pool import HostArena, Kind
 
 
@@ -21,17 +22,24 @@ class SharedArena:
     """The arena, its bytes as a tensor, and the way to make room in it.
 
     `make_room(pages)` evicts until that many more pages are free, if it can. Alike on all ranks, because the
-    arena's contents are.
+    arena's contents are. `engine` moves bytes between it and the device.
     """
 
-    def __init__(self, arena: HostArena, device: torch.device, make_room: Callable[[int], None]) -> None:
+    def __init__(
+        self, arena: HostArena, device: torch.device, make_room: Callable[[int], None], engine: CopyEngine
+    ) -> None:
         self.arena = arena
         self.memory = torch.from_numpy(arena.memory)
+        self.engine = engine
+        self.host_engine = host_engine()
         self.lock = threading.RLock()
         self.faces: dict[str, ArenaFace] = {}
         self._make_room = make_room
         self._pin = PinnedMemory(
             arena.memory, device, flag="--histate-host-size", piece_bytes=arena.page_bytes
+        )
+        self.space = Space(
+            "the host arena", self.memory, pinned=self._pin.pinned, chunk_bytes=self._pin.chunk_bytes
         )
 
     @property

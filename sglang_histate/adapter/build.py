@@ -44,11 +44,14 @@ from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.saving import save_for_restart
+from sglang_histate.adapter.slot_copies import SlotCopies
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
 from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
+from sglang_histate.copy import Chosen, choose_engine
+from sglang_histate.copy.staging import ring_bytes
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
 from sglang_histate.store import CheckpointStore, StoreError, WriteLimits
@@ -56,6 +59,9 @@ from sglang_histate.store.opening import slab_file
 from sglang_histate.upstream import UpstreamError
 
 logger = logging.getLogger(__name__)
+
+STAGED_CHECKPOINTS = 4
+"""Checkpoints that the device holds on their way to the host: a burst of captures is copied while layers go on."""
 
 
 def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
@@ -74,11 +80,12 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     try:
         layout = _state_layout(params.req_to_token_pool, config.checkpoint_dtype)
         budget = host_budget(params, layout, config, Ranks.of(ctx.server_args))
-        use_arena(budget, layout)
+        copies = choose_engine(params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device)
+        use_arena(budget, layout, copies.engine)
         cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
         assert isinstance(cache, HiStateCache)
         check_runtime(ctx, cache)
-        _start_tier(ctx, cache, config, layout, budget)
+        _start_tier(ctx, cache, config, layout, budget, copies)
     except (Refusal, StoreError, UpstreamError) as refusal:
         leave_message(str(refusal))
         raise SystemExit(EXIT_CODE) from None
@@ -98,6 +105,7 @@ def _start_tier(
     config: HiStateConfig,
     layout: StateLayout,
     budget: HostBudget,
+    copies: Chosen,
 ) -> None:
     states = ctx.params.req_to_token_pool.mamba_pool.mamba_cache
     temporal, conv = states.temporal, states.conv[0]
@@ -150,7 +158,7 @@ def _start_tier(
     agree_on_written(store, agreement)
     folders = [slab_file(root, store.fingerprint, rank_name).parent for root in roots]
     trust = Trust(store, folders, agreement)
-    PinnedMemory(
+    records_pin = PinnedMemory(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
     on_cuda = temporal.device.type == "cuda"
@@ -170,7 +178,12 @@ def _start_tier(
             grid=grid,
             layout=layout,
             store=store,
-            egress=LayerEgress(temporal.device, layout.codec),
+            egress=LayerEgress(
+                temporal.device,
+                layout.codec,
+                copies.engine,
+                stage_bytes=ring_bytes(layout.checkpoint_bytes, STAGED_CHECKPOINTS),
+            ),
             counters=counters,
             absences=ranking.absences,
             journal=journal,
@@ -196,13 +209,19 @@ def _start_tier(
             cache,
             store,
             layout,
-            temporal=temporal,
-            conv=conv,
+            copies=SlotCopies(
+                layout,
+                temporal,
+                conv,
+                engine=copies.engine,
+                records=store.records.total,
+                records_pinned=records_pin.pinned,
+                forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
+            ),
             grid=grid,
             page_size=page_size,
             end_share=ranking.end_share,
             counters=counters,
-            forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
         ),
         final_states=FinalStates(cache, store, slots),
         kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
@@ -224,6 +243,7 @@ def _start_tier(
     keep_in_place(allocator, lambda: output_ends.reading)
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
+    cache.copies = copies
     if config.explain_requests and parallel.attn_tp_rank == 0:  # the rank that answers
         cache.explanations = start_explanations(ctx, cache, config.explain_requests)
     if config.keep_on_restart and config.shutdown_s > 0:
@@ -244,7 +264,7 @@ def _start_tier(
         cache.metrics = _metrics(ctx, cache)
     logger.info(
         "HiState: checkpoint %s, stored as %s in %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
-        "O_DIRECT %s), host %s of which %s in flight (%d records)",
+        "O_DIRECT %s), host %s of which %s in flight (%d records), copies by %s",
         format_size(layout.checkpoint_bytes),
         layout.encoding.value,
         format_size(layout.stored_bytes),
@@ -258,7 +278,10 @@ def _start_tier(
         format_size(budget.total_bytes),
         format_size(budget.inflight_bytes),
         budget.record_buffers,
+        copies.engine.name,
     )
+    for name, reason in copies.rejected.items():
+        logger.warning("HiState: copies do not go by %s: %s", name, reason)
 
 
 def _metrics(ctx: TreeCacheBuildContext, cache: HiStateCache) -> MetricsExport:

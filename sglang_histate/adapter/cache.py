@@ -21,6 +21,7 @@ from sglang_histate.adapter.policy_time import Part, PolicyTime
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
+from sglang_histate.copy import Chosen
 
 if TYPE_CHECKING:
     from sglang_histate.adapter.metrics import MetricsExport
@@ -39,6 +40,8 @@ class HiStateCache(UnifiedRadixCache):
     save: Callable[[], None] | None = None
     # None where nothing is told to Prometheus.
     metrics: MetricsExport | None = None
+    # What moves bytes between device and host; None while the base class builds itself.
+    copies: Chosen | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 
@@ -153,13 +156,20 @@ class HiStateCache(UnifiedRadixCache):
         return int(face.available_size() - before)
 
     def reset(self) -> None:
+        self._drain_transfers()
         if self.tier is not None:
             self.tier.reset()
         if self.explanations is not None:
             self.explanations.reset()
         super().reset()
 
+    def _drain_transfers(self) -> None:
+        """SGLang forgets transfers that are under way; they still write to pages that are about to be given away."""
+        if self.cache_controller is not None:
+            self.cache_controller.l2_transfer_engine.drain()
+
     def release_host_resources(self) -> None:
+        self._drain_transfers()
         if self.tier is not None:
             if self.save is not None:
                 self.save()

@@ -14,13 +14,13 @@ The convolution window at p is the last W-1 raw inputs before p.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.request_state import RequestState
 from sglang_histate.adapter.state_layout import RecordViews, StateLayout
+from sglang_histate.copy.ordering import Mark, Rule
 from sglang_histate.policy.interval import STEP_TOKENS
 from sglang_histate.store import NO_NAMESPACE, Record
 
@@ -52,6 +52,7 @@ class _Sources:
 
     conv_rows: torch.Tensor  # [n, W-1] rows of the raw input
     chunk_rows: torch.Tensor  # [m] rows of h
+    chunk_numbers: list[int]  # the same on the host
     chunk_targets: list[int]  # which capture row each of them is
     end_rows: torch.Tensor  # [n - m] rows of the batch whose pool slot holds the state
     end_targets: list[int]
@@ -69,7 +70,7 @@ class ForwardCapture:
         self._inputs_taken: set[int] = set()
         self._states_taken: set[int] = set()
         self._sources: _Sources | None = None
-        self._event: Any = None
+        self._mark: Mark | None = None
         self.finished = False
 
     def prepare(self, extend_lens: list[int], device: torch.device, checkpoint_every: int | None) -> None:
@@ -101,6 +102,7 @@ class ForwardCapture:
                 device, non_blocking=True
             ),
             chunk_rows=torch.tensor(chunk_rows, dtype=torch.int64).to(device, non_blocking=True),
+            chunk_numbers=chunk_rows,
             chunk_targets=chunk_targets,
             end_rows=torch.tensor(end_rows, dtype=torch.int64).to(device, non_blocking=True),
             end_targets=end_targets,
@@ -114,8 +116,12 @@ class ForwardCapture:
         """Take the convolution windows of one layer. `raw_inputs` is ``[T, dim]`` before the convolution."""
         assert self._sources is not None and layer_id not in self._inputs_taken
         index = self._layer_index[layer_id]
-        windows = raw_inputs[self._sources.conv_rows].transpose(1, 2).to(self._layout.conv_dtype)
-        self._egress.copy(windows, [views[index].conv for views in self._views])
+        self._egress.windows(
+            raw_inputs,
+            self._sources.conv_rows,
+            self._layout.conv_dtype,
+            [views[index].conv for views in self._views],
+        )
         self._inputs_taken.add(layer_id)
 
     def capture_states(
@@ -134,17 +140,21 @@ class ForwardCapture:
                 raise RuntimeError(
                     f"layer {layer_id}: the linear-attention kernel returned no intermediate states to capture"
                 )
-            states = h.view(-1, *self._layout.temporal_shape)[sources.chunk_rows].to(
-                self._layout.temporal_dtype
-            )
-            self._egress.encode(
-                states, [self._views[target][index].temporal for target in sources.chunk_targets]
+            self._egress.states(
+                h.view(-1, *self._layout.temporal_shape),
+                sources.chunk_rows,
+                self._layout.temporal_dtype,
+                [self._views[target][index].temporal for target in sources.chunk_targets],
+                sources.chunk_numbers,
             )
         if sources.end_targets:
-            states = pool[slots[sources.end_rows].to(torch.int64)]
-            self._egress.encode(
-                states, [self._views[target][index].temporal for target in sources.end_targets]
+            self._egress.states(
+                pool,
+                slots[sources.end_rows].to(torch.int64),
+                self._layout.temporal_dtype,
+                [self._views[target][index].temporal for target in sources.end_targets],
             )
+        self._egress.layer_ends()
         self._states_taken.add(layer_id)
 
     def finish(self) -> None:
@@ -159,7 +169,7 @@ class ForwardCapture:
             f"planned {len(self.rows)} checkpoints over {len(wanted)} layers, captured "
             f"{len(self._inputs_taken)} convolution windows and {len(self._states_taken)} states"
         )
-        self._event = self._egress.record()
+        self._mark = self._egress.mark()
         self.finished = True
 
     def drain(self) -> None:
@@ -168,4 +178,4 @@ class ForwardCapture:
 
     def done(self) -> bool:
         """Return True once the bytes are in the records."""
-        return self.finished and self._egress.query(self._event)
+        return self._mark is not None and self._mark.reached(Rule.HANDOVER)

@@ -1,120 +1,166 @@
 """The way of captured states from the device into host records, beside the forward pass.
 
-On CUDA a side stream waits for the layer that produced the states, encodes them and copies while later layers run; the
-forward stream never waits. The sources are fresh tensors, so the caching allocator keeps them until the side stream is
-done. On the CPU engine a copy is a plain one, and states that are not stored as they are go through a thread, which
-encodes all of a forward pass once it has ended.
+On CUDA what a layer produced is gathered into a ring of device memory, and a lane of its own encodes and copies it while
+later layers run; the forward stream waits only where the ring is full. On the CPU engine a copy is a plain one, and
+states that are not stored as they are go through a thread, which encodes all of a forward pass once it has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy import TemporalCodec
+from sglang_histate.copy import CopyEngine, Move, TemporalCodec, host_engine
+from sglang_histate.copy.checkpoints import GROUP_LAYERS
+from sglang_histate.copy.ordering import REACHED, Mark, Rule, StreamLane, ThreadLane, Work
+from sglang_histate.copy.staging import StagingRing
 
-_Job = tuple[torch.Tensor, Sequence[Sequence[torch.Tensor]]]
+Targets = Sequence[torch.Tensor]
 
 
 class LayerEgress:
-    """Copies ``source[i]`` into ``targets[i]``; `record` and `query` tell when everything so far has arrived."""
+    """Copies ``source[rows[i]]`` into the i-th target; `mark` tells when everything so far has arrived."""
 
-    def __init__(self, device: torch.device, codec: TemporalCodec) -> None:
-        """`codec` is the encoding of the temporal states."""
-        self._codec = codec
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread: ThreadPoolExecutor | None = None
-        self._jobs: list[_Job] = []
-        self._newest: Future[None] | None = None
-        if self._stream is None and codec.encoding is not CheckpointDtype.NATIVE:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-encode")
+    def __init__(
+        self,
+        device: torch.device,
+        codec: TemporalCodec,
+        engine: CopyEngine | None = None,
+        *,
+        stage_bytes: int = 0,
+        streams: Any = None,
+    ) -> None:
+        """`codec` is the encoding of the temporal states, `engine` moves bytes between device and host.
 
-    def copy(self, source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-        """Copy rows of `source` ``[n, ...]`` into n host tensors of the same shape and dtype."""
-        if self._stream is None:
-            for row, target in zip(source.unbind(0), targets, strict=True):
-                target.copy_(row)
-            return
-        with self._after_current():
-            for row, target in zip(source.unbind(0), targets, strict=True):
-                target.copy_(row, non_blocking=True)
-        source.record_stream(self._stream)
-
-    def encode(self, states: torch.Tensor, targets: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Encode temporal states ``[n, HV, V, K]``, each into the parts of one of n records.
-
-        Nothing may change `states` before the next mark (`record`) has been reached.
+        `stage_bytes`: size of the ring on a CUDA device. `streams` is `torch.cuda` there, or what stands for it in tests.
         """
-        if self._thread is not None:
-            self._jobs.append((states, targets))
-            return
+        self._codec = codec
+        self._engine = host_engine() if engine is None else engine
+        if streams is None and device.type == "cuda":
+            streams = torch.cuda
+        self._stream: StreamLane | None = None
+        self._thread: ThreadLane | None = None
+        self._group: list[Work] = []  # of the layers since the last call to the driver
+        self._moves: list[Move] = []
+        self._layers = 0
+        if streams is not None:
+            self._stream = StreamLane(device, streams)
+            memory = torch.empty(stage_bytes, dtype=torch.uint8, device=device)
+            self._ring = StagingRing(memory, self._stream)
+        elif codec.encoding is not CheckpointDtype.NATIVE:
+            self._thread = ThreadLane("histate-encode")
+
+    def windows(
+        self, raw_inputs: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype, targets: Targets
+    ) -> None:
+        """Take n windows of `rows` ``[n, W-1]`` out of ``[T, dim]``, each into a target ``[dim, W-1]`` of `dtype`."""
+        gathered = raw_inputs[rows].transpose(1, 2).to(dtype)
         if self._stream is None:
-            self._encode(states, targets)
+            self._copy(gathered.contiguous(), targets)
             return
-        with self._after_current():
-            self._encode(states, targets)
-        states.record_stream(self._stream)
+        for first, staged in self._staged(gathered):
+            self._moves += map(Move, staged, targets[first : first + len(staged)])
 
-    def _encode(self, states: torch.Tensor, targets: Sequence[Sequence[torch.Tensor]]) -> None:
-        by_record = zip(*(part.unbind(0) for part in self._codec.encode(states)), strict=True)
-        for parts, target in zip(by_record, targets, strict=True):
-            for part, place in zip(parts, target, strict=True):
-                place.copy_(part, non_blocking=True)
+    def states(
+        self,
+        source: torch.Tensor,
+        rows: torch.Tensor,
+        dtype: torch.dtype,
+        targets: Sequence[Targets],
+        numbers: Sequence[int] | None = None,
+    ) -> None:
+        """Encode temporal states ``source[rows]`` ``[n, HV, V, K]`` of `dtype`, each into the parts of one of n records.
 
-    @torch.inference_mode()
-    def _encode_all(self, jobs: list[_Job]) -> None:
-        for states, targets in jobs:
-            self._encode(states, targets)
+        `numbers`: the rows as numbers, where the caller has them on the host.
+        """
+        if self._stream is not None:
+            for first, staged in self._staged(source, rows, dtype):
+                self._encode_later(staged, targets[first : first + len(staged)])
+        elif self._thread is not None:
+            gathered = source.index_select(0, rows).to(dtype)
+            self._thread.run(lambda: self._encode(gathered, targets))
+        else:
+            numbers = rows.tolist() if numbers is None else numbers
+            whole = source if source.dtype is dtype else source.to(dtype)
+            self._engine.submit(
+                [Move(whole[row], part) for row, (part,) in zip(numbers, targets, strict=True)]
+            )
 
-    def _after_current(self) -> Any:
-        """Return a context in which work is queued on the side stream, behind what the current stream has so far."""
-        assert self._stream is not None
-        produced = torch.cuda.Event()
-        produced.record()
-        self._stream.wait_event(produced)
-        return torch.cuda.stream(self._stream)
+    def layer_ends(self) -> None:
+        """A layer has been taken. The driver is called once for some of them."""
+        self._layers += 1
+        if self._stream is not None and self._layers >= GROUP_LAYERS:
+            self._send()
 
-    def wait_for(self, *streams: Any) -> None:
-        """Make later copies wait for what is queued on `streams` now."""
-        assert self._stream is not None
-        for stream in streams:
-            self._stream.wait_stream(stream)
-
-    def on_stream(self) -> Any:
-        """Return a context in which work is queued on the side stream; its tensors belong to that stream."""
-        assert self._stream is not None
-        return torch.cuda.stream(self._stream)
+    def mark(self) -> Mark:
+        """Return a mark behind all copies so far."""
+        if self._thread is not None:
+            return self._thread.mark()
+        if self._stream is None:
+            return REACHED
+        self._send()
+        return self._stream.mark()
 
     def drain(self) -> None:
-        """Wait until all copies so far have arrived. For `/flush_cache` only, when the server is idle."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._jobs.clear()
-        if self._newest is not None:
-            self._newest.exception()
-
-    def record(self) -> Any:
-        """Return a mark behind all copies so far; None where copies are immediate."""
+        """Wait until all copies so far have arrived. For `/flush_cache` and the end, when the server is idle."""
         if self._thread is not None:
-            if self._jobs:
-                jobs, self._jobs = self._jobs, []
-                self._newest = self._thread.submit(self._encode_all, jobs)
-            return self._newest
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        return event
+            self._thread.drain(Rule.QUIET)
+        if self._stream is not None:
+            self._group, self._moves, self._layers = [], [], 0
+            self._stream.drain(Rule.QUIET)
+            self._ring.reset()
 
-    @staticmethod
-    def query(mark: Any) -> bool:
-        """Return True once `mark` has been reached. What went wrong in the thread is raised here."""
-        if mark is None:
-            return True
-        if isinstance(mark, Future):
-            return mark.done() and mark.result() is None
-        return bool(mark.query())
+    def _staged(
+        self, source: torch.Tensor, rows: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Any:
+        """Yield (first, block): `source[rows]`, or all of `source`, in the ring, in as many blocks as it takes."""
+        count = len(source) if rows is None else len(rows)
+        dtype = source.dtype if dtype is None else dtype
+        row_shape = tuple(source.shape[1:])
+        most = self._ring.rows_per_block(row_shape, dtype)
+        for first in range(0, count, most):
+            part = slice(first, min(first + most, count))
+            shape = (part.stop - first, *row_shape)
+            block = self._ring.take(shape, dtype)
+            if block is None:
+                self._send()  # what is in the way is waiting to be copied
+                block = self._ring.take(shape, dtype)
+            assert block is not None
+            self._ring.fill(block, source, part, rows)
+            yield first, block
+
+    def _encode_later(self, states: torch.Tensor, targets: Sequence[Targets]) -> None:
+        if self._codec.encoding is CheckpointDtype.NATIVE:
+            self._moves += [Move(state, part) for state, (part,) in zip(states, targets, strict=True)]
+        else:
+            self._group.append(lambda: self._encode(states, targets))
+
+    def _send(self) -> None:
+        """Queue the group's copies behind what produced them."""
+        assert self._stream is not None
+        if self._moves or self._group:
+            moves, self._moves = self._moves, []
+            works, self._group = self._group, []
+            self._stream.follow_current(Rule.STATE)
+            if moves:
+                self._stream.run(lambda: self._engine.submit(moves))
+            for work in works:
+                self._stream.run(work)
+            self._ring.seal(self._stream.mark())
+        self._layers = 0
+
+    def _copy(self, source: torch.Tensor, targets: Targets) -> None:
+        self._engine.submit([Move(row, target) for row, target in zip(source, targets, strict=True)])
+
+    def _encode(self, states: torch.Tensor, targets: Sequence[Targets]) -> None:
+        by_record = zip(*(part.unbind(0) for part in self._codec.encode(states)), strict=True)
+        self._engine.submit(
+            [
+                Move(part, place)
+                for parts, target in zip(by_record, targets, strict=True)
+                for part, place in zip(parts, target, strict=True)
+            ]
+        )

@@ -11,6 +11,7 @@ from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.config import CheckpointDtype
+from sglang_histate.copy import Move
 
 
 class HostSlots:
@@ -22,6 +23,7 @@ class HostSlots:
         self._component = component
         self._face = face
         self._layout = layout
+        self._engine = face.shared.host_engine
 
     @property
     def total(self) -> int:
@@ -53,16 +55,17 @@ class HostSlots:
         for layer in layers:
             encoded = views[layer]
             layout.codec.decode(encoded.temporal, decoded.temporal)
-            decoded.conv.copy_(encoded.conv)
+            self._engine.submit([Move(encoded.conv, decoded.conv)])
             self._face.fill(index, segment, layer * size)
 
     def read_into(self, slot: torch.Tensor, payload: Any) -> None:
         """Copy the state in `slot` into a record's payload, encoded."""
-        layout, image = self._layout, self._face.read(int(slot[0]))
+        layout = self._layout
         if layout.encoding is CheckpointDtype.NATIVE:
-            payload[:] = image
+            self._face.read_into(int(slot[0]), payload)
             return
+        image = self._face.read(int(slot[0]))
         for state, encoded in zip(layout.views(image), layout.record_views(payload), strict=True):
-            for target, part in zip(encoded.temporal, layout.codec.encode(state.temporal[None]), strict=True):
-                target.copy_(part[0])
-            encoded.conv.copy_(state.conv)
+            parts = zip(layout.codec.encode(state.temporal[None]), encoded.temporal, strict=True)
+            moves = [Move(part[0], target) for part, target in parts]
+            self._engine.submit([*moves, Move(state.conv, encoded.conv)])

@@ -20,11 +20,13 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.runtime_context import get_memory
 
 from sglang_histate.adapter.arena_face import SharedArena
+from sglang_histate.adapter.arena_transfers import ArenaTransfers
 from sglang_histate.adapter.host_budget import HostBudget
 from sglang_histate.adapter.host_room import make_host_room
 from sglang_histate.adapter.kv_face import KvFace
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.copy import CopyEngine
 from sglang_histate.pool import HostArena
 
 
@@ -34,6 +36,7 @@ class HostPlan:
 
     budget: HostBudget
     layout: StateLayout
+    engine: CopyEngine  # between device and host
 
 
 class ArenaStrategy(_MambaStrategy):
@@ -71,6 +74,7 @@ class ArenaStrategy(_MambaStrategy):
             HostArena(plan.budget.pages, plan.budget.page_bytes),
             kv_info.buffer_info.device,
             lambda pages: make_host_room(cache, pages),
+            plan.engine,
         )
         kv_face = KvFace(
             shared, kv_info.buffer_info, page_size=params.page_size, layout=memory.hicache_mem_layout
@@ -115,6 +119,7 @@ class ArenaStrategy(_MambaStrategy):
             transfer_layer_id_max=last_layer,
             host_memory_mode=memory.hicache_host_memory_mode,
         )
+        controller.l2_transfer_engine = ArenaTransfers(memory.hicache_io_backend)
         return StackBuildResult(
             host_pool_group=group,
             cache_controller=controller,
@@ -133,8 +138,8 @@ def _nothing_more(count: int) -> int:
 _STRATEGY = ArenaStrategy()
 
 
-def use_arena(budget: HostBudget, layout: StateLayout) -> None:
-    """Have the next radix cache of this process build its host side on one arena."""
+def use_arena(budget: HostBudget, layout: StateLayout, engine: CopyEngine) -> None:
+    """Have the next radix cache of this process build its host side on one arena, filled and read by `engine`."""
     if _STRATEGY.plan is None:
         register_stack_strategy(_STRATEGY)
-    _STRATEGY.plan = HostPlan(budget, layout)
+    _STRATEGY.plan = HostPlan(budget, layout, engine)

@@ -1,7 +1,6 @@
 """The KV face of the host arena: token indices as HiCache hands them out, one arena page per page of tokens.
 
-Token t of page p has index ``p * page_size + t``. A page holds ``[layer][K, V][token]`` in the pool's own dtype, so
-what one layer needs of a page is one run of bytes, for K and for V.
+Token t of page p has index ``p * page_size + t``. What lies where in a page is in `copy.kv_pages`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import torch
 from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, MHABufferInfo
 
 from sglang_histate.adapter.arena_face import ArenaFace, SharedArena
-from sglang_histate.adapter.device_rows import DeviceRows, as_rows
+from sglang_histate.copy.checkpoints import Direction, layer_groups
+from sglang_histate.copy.kv_pages import KvPlans
+from sglang_histate.copy.plan import Offsets
+from sglang_histate.copy.rows import DeviceRows, as_rows
 from sglang_histate.pool import Kind
 from sglang_histate.pool.arena import PageError
-from sglang_histate.pool.plan import CopyPlan, Offsets
-from sglang_histate.pool.run_plan import run_plan
 
 
 def kv_page_bytes(info: MHABufferInfo, page_size: int) -> int:
@@ -53,15 +53,14 @@ class KvFace(ArenaFace):
             layout=layout,
         )
         self.kv_buffer = [shared.memory]
-        # (rows on the device, offset in a page) of K and of V, layer by layer.
-        self._parts: list[list[tuple[DeviceRows, int]]] = []
-        offset = 0
-        for halves in zip(info.buffers.k, info.buffers.v, strict=True):
-            self._parts.append([])
-            for tensor in halves:
-                rows = DeviceRows.of(tensor)
-                self._parts[-1].append((rows, offset))
-                offset += rows.row_bytes * page_size
+        self._plans = KvPlans(
+            [
+                [DeviceRows.of(half, "the device's KV") for half in halves]
+                for halves in zip(info.buffers.k, info.buffers.v, strict=True)
+            ],
+            page_size,
+            shared.arena.page_bytes,
+        )
 
     @property
     def logical_size(self) -> int:
@@ -92,8 +91,16 @@ class KvFace(ArenaFace):
         self, device_pool: Any, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
     ) -> None:
         pages, tokens = self._pages(host_indices), as_rows(device_indices)
-        for part in (part for layer in self._parts for part in layer):
-            run_plan(self._plan(*part, pages, tokens), part[0].flat, self.shared.memory)
+        for group in layer_groups(self.layer_num):
+            self.shared.engine.submit(
+                [
+                    copy
+                    for layer in group
+                    for copy in self._plans.transfers(
+                        self.shared.space, pages, tokens, layer, Direction.TO_HOST
+                    )
+                ]
+            )
 
     def load_to_device_per_layer(
         self,
@@ -106,8 +113,9 @@ class KvFace(ArenaFace):
         is_draft: bool = False,
     ) -> None:
         pages, tokens = self._pages(host_indices), as_rows(device_indices)
-        for part in self._parts[layer_id]:
-            run_plan(self._plan(*part, pages, tokens).reversed(), self.shared.memory, part[0].flat)
+        self.shared.engine.submit(
+            self._plans.transfers(self.shared.space, pages, tokens, layer_id, Direction.TO_DEVICE)
+        )
 
     def _pages(self, indices: torch.Tensor) -> Offsets:
         """Return the pages that `indices` name in order, whole."""
@@ -120,14 +128,3 @@ class KvFace(ArenaFace):
         ):
             raise PageError("tokens that are not whole pages in order")
         return grid[:, 0] // self.page_size
-
-    def _plan(self, rows: DeviceRows, offset: int, pages: Offsets, tokens: Offsets) -> CopyPlan:
-        """Return the way of one layer's K or V from the device to the arena."""
-        starts = pages * self.arena.page_bytes + offset
-        if rows.packed:
-            # A page of tokens is one run on the device too, as its allocator works in pages.
-            return CopyPlan.blocks(
-                rows.offsets(tokens[:: self.page_size]), starts, rows.row_bytes * self.page_size
-            )
-        inside = torch.arange(self.page_size).numpy() * rows.row_bytes
-        return CopyPlan.blocks(rows.offsets(tokens), (starts[:, None] + inside).ravel(), rows.row_bytes)

@@ -17,6 +17,8 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.landing import Landing
 from sglang_histate.adapter.node_runs import parts_of_run
+from sglang_histate.copy import Transfer
+from sglang_histate.copy.kv_pages import extent_plan, extent_space
 from sglang_histate.store import CheckpointStore, MissReason, ReadTicket, Record, RecordKind
 
 READ_AHEAD = 4  # buffers that a restore leaves to other reads
@@ -157,11 +159,11 @@ class KvRestore:
 
     def _deliver(self, read: _Read, record: Record, verified: range) -> None:
         """Reader thread: copy verified pages into the arena."""
-        size, memory = self._face.arena.page_bytes, self._face.arena.memory
-
-        def copy() -> None:
-            for at, page in enumerate(read.pages, read.skip):
-                if at in verified:
-                    memory[page * size : (page + 1) * size] = record.kv_pages[at]
-
-        self._landing.copy(copy)
+        shared = self._face.shared
+        places = [at for at in range(read.skip, read.skip + len(read.pages)) if at in verified]
+        if not places:
+            return
+        pages = [read.pages[at - read.skip] for at in places]
+        plan = extent_plan(pages, places, shared.arena.page_bytes).reversed()
+        copy = Transfer(plan, extent_space(record.kv_pages), shared.space)
+        self._landing.copy(lambda: shared.host_engine.submit([copy]))

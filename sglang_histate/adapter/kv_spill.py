@@ -9,8 +9,8 @@ could restore is not worth a slab.
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -20,6 +20,9 @@ from sglang_histate.adapter.kv_extents import Piece
 from sglang_histate.adapter.node_runs import parts_of_run
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import finished_count
+from sglang_histate.copy import Transfer
+from sglang_histate.copy.kv_pages import extent_plan, extent_space
+from sglang_histate.copy.ordering import FutureMark, Rule, ThreadLane
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.reserve import Reserve
 from sglang_histate.policy.units import Kind, Unit
@@ -37,7 +40,7 @@ class Spill:
     namespace: bytes
     record: Record
     lock: Any
-    copied: Future[None]
+    copied: FutureMark
 
     @property
     def pages(self) -> int:
@@ -70,6 +73,7 @@ class KvSpill:
         self._ranking = ranking
         self._store = store
         self._arena = face.arena
+        self._shared = face.shared
         self._page_size = face.page_size
         self._counters = counters
         self._pending: deque[Spill] = deque()
@@ -79,7 +83,7 @@ class KvSpill:
         self._refused = False  # by the store, in this search
         self._reserve = Reserve(face.arena.total_pages)
         self._taken = 0  # pages that the arena had given out at the last look
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="histate-spill")
+        self._lane = ThreadLane("histate-spill")
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -122,14 +126,14 @@ class KvSpill:
 
     def done_count(self) -> int:
         """Return how many copies have been made, oldest first and without a gap."""
-        return finished_count(self._pending, lambda spill: spill.copied.done())
+        return finished_count(self._pending, lambda spill: spill.copied.reached(Rule.SPILL))
 
     def finish(self, count: int) -> None:
         """Hand the `count` oldest copies to the store and unlock their nodes."""
         if count:
             self._fruitless = None  # what was busy may have more to copy
         for spill in [self._pending.popleft() for _ in range(count)]:
-            spill.copied.result()
+            spill.copied.wait(Rule.SPILL)
             self._put(spill)
             self._cache.dec_host_lock_ref(spill.nodes[0], spill.lock)
         self._busy = {node for spill in self._pending for node in spill.nodes}
@@ -143,14 +147,14 @@ class KvSpill:
     def reset(self) -> None:
         """The tree is being emptied, its locks with it."""
         for spill in self._pending:
-            spill.copied.result()
+            spill.copied.wait(Rule.QUIET)
             self._store.release_record(spill.record)
         self._pending.clear()
         self._busy.clear()
         self._refilling = False
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._lane.close()
 
     def _worth_it(self, unit: Unit) -> bool:
         if unit.kind is not Kind.BUNDLE or unit.checkpoint is None:
@@ -233,7 +237,8 @@ class KvSpill:
         parent = names.of(top.node.id)[top.at - 1] if top.at else self._name_before(top.node)
         # What is above a locked node of the host cannot go either.
         lock = self._cache.inc_host_lock_ref(deepest.node.id).to_dec_params()
-        copied = self._thread.submit(self._copy, record, pages)
+        self._lane.run(partial(self._copy, record, pages))
+        copied = self._lane.mark()
         nodes = tuple(part.node.id for part in parts)
         self._busy.update(nodes)
         namespace = namespace_of(node.key.extra_key, node.key.cache_salt)
@@ -247,9 +252,8 @@ class KvSpill:
 
     def _copy(self, record: Record, pages: list[int]) -> None:
         """Spill thread: the pages are locked, the record is nobody else's."""
-        size = self._arena.page_bytes
-        for target, page in enumerate(pages):
-            record.kv_pages[target][:] = self._arena.memory[page * size : (page + 1) * size]
+        plan = extent_plan(pages, range(len(pages)), self._arena.page_bytes)
+        self._shared.host_engine.submit([Transfer(plan, self._shared.space, extent_space(record.kv_pages))])
 
     def _put(self, spill: Spill) -> None:
         at_token = (spill.first + spill.pages) * self._page_size

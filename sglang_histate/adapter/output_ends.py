@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Counters, Drop, Why
-from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.slot_copies import SlotCopies, SlotCopy
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_value import cost_tokens
 from sglang_histate.store import NO_NAMESPACE, CheckpointStore, EntryState, Record
@@ -36,9 +35,13 @@ class OutputEnd:
     record: Record | None
     node_id: Any
     lock: Any
-    event: Any
+    copy: SlotCopy | None
     refused: bool = False
     namespace: bytes = NO_NAMESPACE
+
+    @property
+    def arrived(self) -> bool:
+        return self.copy is None or self.copy.arrived
 
 
 class OutputEnds:
@@ -50,26 +53,21 @@ class OutputEnds:
         store: CheckpointStore,
         layout: StateLayout,
         *,
-        temporal: torch.Tensor,
-        conv: torch.Tensor,
+        copies: SlotCopies,
         grid: int,
         page_size: int,
         end_share: Callable[[], float],
         counters: Counters,
-        forward_stream: Any,
     ) -> None:
-        """`temporal` ``[L, slots, HV, V, K]`` and `conv` ``[L, slots, dim, W-1]`` are the device pool's tensors; `end_share` q."""
+        """`copies` moves what is in the device's slots; `end_share` is q."""
         self._cache = cache
         self._store = store
         self._layout = layout
-        self._temporal = temporal
-        self._conv = conv
+        self._copies = copies
         self._grid = grid
         self._end_share = end_share
         self._page_size = page_size
         self._counters = counters
-        self._forward_stream = forward_stream
-        self._egress = LayerEgress(temporal.device, layout.codec)
         self._pending: deque[OutputEnd] = deque()
 
     def __len__(self) -> int:
@@ -78,7 +76,7 @@ class OutputEnds:
     @property
     def reading(self) -> bool:
         """True while a copy reads device slots. A plain copy without a GPU is done when `take` returns."""
-        return any(end.event is not None for end in self._pending)
+        return any(end.copy is not None and not end.copy.immediate for end in self._pending)
 
     def take(self, req: Any) -> None:
         """`req` has finished and its node is in the tree: copy the node's state unless the store has it already.
@@ -95,7 +93,7 @@ class OutputEnds:
         key = keys.at(req.full_untruncated_fill_ids, position)
         if any(end.key == key for end in self._pending):
             return
-        record, event, refused = None, None, False
+        record, copy, refused = None, None, False
         entry = self._store.lookup(key)
         if entry is not None:
             self._store.touch(key)
@@ -110,9 +108,10 @@ class OutputEnds:
                 return
         lock = self._cache.inc_lock_ref(node_id).to_dec_params()
         if record is not None:
-            event = self._copy(slot, record)
+            slot = self._cache.req_to_token_pool.translate_mamba_indices(slot)
+            copy = self._copies.start(slot, record)
             self._counters.output_ends += 1
-        self._pending.append(OutputEnd(key, position, record, node_id, lock, event, refused, keys.namespace))
+        self._pending.append(OutputEnd(key, position, record, node_id, lock, copy, refused, keys.namespace))
 
     def _record(self, key: bytes, position: int, kept: int) -> tuple[Record | None, bool]:
         """Return a record, None if there is none to spare, and whether the SSD refuses it.
@@ -132,7 +131,8 @@ class OutputEnds:
 
     def done_count(self) -> int:
         """Return how many copies have arrived, oldest first and without a gap."""
-        return finished_count(self._pending, lambda end: self._egress.query(end.event))
+        self._copies.advance()
+        return finished_count(self._pending, lambda end: end.arrived)
 
     def pop(self, count: int) -> list[OutputEnd]:
         """Take the `count` oldest copies, unlock their nodes and hand the records over."""
@@ -143,33 +143,13 @@ class OutputEnds:
 
     def drain(self) -> None:
         """Wait until all copies have arrived."""
-        self._egress.drain()
+        self._copies.drain()
 
     def reset(self) -> None:
         """The tree is being emptied: its locks are gone, the records go back."""
-        self._egress.drain()
+        self._copies.drain()
         for end in self._pending:
             if end.record is not None:
                 self._counters.drop(Drop.CACHE_RESET)
                 self._store.release_record(end.record)
         self._pending.clear()
-
-    def _copy(self, slot: torch.Tensor, record: Record) -> Any:
-        views = self._layout.record_views(record.payload)
-        slot = self._cache.req_to_token_pool.translate_mamba_indices(slot)
-        if self._temporal.device.type != "cuda":
-            index = int(slot[0])
-            for layer, view in enumerate(views):
-                self._egress.encode(self._temporal[layer, index : index + 1], [view.temporal])
-                view.conv.copy_(self._conv[layer, index])
-            return self._egress.record()
-        # The slot's index was written on the current stream, its state by the last forward pass on its own stream.
-        self._egress.wait_for(torch.cuda.current_stream(), self._forward_stream)
-        with self._egress.on_stream():
-            for layer, view in enumerate(views):  # one layer at a time bounds the copies on the device
-                for target, part in zip(
-                    view.temporal, self._layout.codec.encode(self._temporal[layer, slot]), strict=True
-                ):
-                    target.copy_(part[0], non_blocking=True)
-                view.conv.copy_(self._conv[layer, slot][0], non_blocking=True)
-        return self._egress.record()

@@ -29,13 +29,14 @@ class PinnedMemory:
     ) -> None:
         self._ranges: list[int] = []
         self.pinned = False
+        self.chunk_bytes = max(1, _CHUNK_BYTES // piece_bytes) * piece_bytes
         if device.type != "cuda":
             return
         self._runtime = torch.cuda.cudart() if runtime is None else runtime
         address, size_bytes = memory.ctypes.data, memory.nbytes
-        chunk = max(1, _CHUNK_BYTES // piece_bytes) * piece_bytes
-        for start in range(0, size_bytes, chunk):
-            status = int(self._runtime.cudaHostRegister(address + start, min(chunk, size_bytes - start), 0))
+        for start in range(0, size_bytes, self.chunk_bytes):
+            chunk = min(self.chunk_bytes, size_bytes - start)
+            status = int(self._runtime.cudaHostRegister(address + start, chunk, 0))
             if status == 0:
                 self._ranges.append(address + start)
                 continue

@@ -2,7 +2,7 @@
 
 The pages of a slot, read one after the other, hold an image (`StateLayout`): layer by layer, temporal state then
 convolution window, as the device has them. So a native record is copied in as it is, any other one decoded layer by
-layer, and a layer is loaded by reading only the pages it lies on.
+layer, and layers are loaded by reading only the pages they lie on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import torch
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
 
 from sglang_histate.adapter.arena_face import ArenaFace, SharedArena
-from sglang_histate.adapter.device_rows import DeviceRows, as_rows
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.copy import CopyPlan, Space, Transfer
+from sglang_histate.copy.checkpoints import CheckpointPlans, Direction, PoolPart, layer_groups
+from sglang_histate.copy.plan import Offsets
+from sglang_histate.copy.rows import DeviceRows, as_rows
 from sglang_histate.pool import Kind
 from sglang_histate.pool.arena import PageError
-from sglang_histate.pool.plan import CopyPlan
-from sglang_histate.pool.run_plan import run_plan
 
 
 class StateFace(ArenaFace):
@@ -44,15 +45,11 @@ class StateFace(ArenaFace):
         )
         self._free = list(range(slots - 1, -1, -1))  # the next one last
         self._pages: dict[int, list[int]] = {}
-        # (rows on the device, offset in the image) of both parts, layer by layer.
-        temporal, conv = info.temporal, info.conv[0]
-        self._parts = [
-            [
-                (DeviceRows.of(temporal[layer]), layer * state.segment_bytes),
-                (DeviceRows.of(conv[layer]), layer * state.segment_bytes + state.conv_offset),
-            ]
-            for layer in range(self.layer_num)
-        ]
+        self._plans = CheckpointPlans(
+            pool_parts(info.temporal, info.conv[0], state.segment_bytes, state.conv_offset),
+            shared.arena.page_bytes,
+        )
+        self._groups = {group.start: group for group in layer_groups(self.layer_num)}
 
     @property
     def logical_size(self) -> int:
@@ -93,25 +90,27 @@ class StateFace(ArenaFace):
 
     def fill(self, slot: int, image: Any, start: int = 0) -> None:
         """Copy an image or some bytes of one (uint8) to `start` in the slot. Safe on any thread while the slot is held."""
-        plan = self._range(self._held(slot), start, len(image)).reversed()
-        run_plan(plan, torch.from_numpy(image), self.shared.memory)
+        plan = CopyPlan.from_pages(self._held(slot), self.arena.page_bytes, start, len(image), 0)
+        source = Space("a record", torch.from_numpy(image))
+        self.shared.host_engine.submit([Transfer(plan.reversed(), source, self.shared.space)])
 
     def read(self, slot: int) -> Any:
         """Return a copy of the slot's image."""
         image = np.empty(self.size_per_token, dtype=np.uint8)
-        run_plan(
-            self._range(self._held(slot), 0, self.size_per_token),
-            self.shared.memory,
-            torch.from_numpy(image),
-        )
+        self.read_into(slot, image)
         return image
+
+    def read_into(self, slot: int, image: Any) -> None:
+        """Copy the slot's image to `image` (uint8, as large)."""
+        plan = CopyPlan.from_pages(self._held(slot), self.arena.page_bytes, 0, self.size_per_token, 0)
+        target = Space("an image", torch.from_numpy(image))
+        self.shared.host_engine.submit([Transfer(plan, self.shared.space, target)])
 
     def backup_from_device_all_layer(
         self, device_pool: Any, host_indices: torch.Tensor, device_indices: torch.Tensor, io_backend: str
     ) -> None:
-        for layer in range(self.layer_num):
-            for rows, plan in self._plans(layer, host_indices, device_indices):
-                run_plan(plan.reversed(), rows.flat, self.shared.memory)
+        for group in self._groups.values():
+            self._submit(host_indices, device_indices, group, Direction.TO_HOST)
 
     def load_to_device_per_layer(
         self,
@@ -123,26 +122,43 @@ class StateFace(ArenaFace):
         *,
         is_draft: bool = False,
     ) -> None:
-        for rows, plan in self._plans(layer_id, host_indices, device_indices):
-            run_plan(plan, self.shared.memory, rows.flat)
+        """Layers are asked for in order: the first one of a group brings the others of it along."""
+        group = self._groups.get(layer_id)
+        if group is not None:
+            self._submit(host_indices, device_indices, group, Direction.TO_DEVICE)
 
-    def _plans(
-        self, layer: int, host_indices: torch.Tensor, device_indices: torch.Tensor
-    ) -> list[tuple[DeviceRows, CopyPlan]]:
-        """Return one layer's ways from the arena to the device, slot by slot."""
-        plans = []
-        for slot, row in zip(as_rows(host_indices).tolist(), as_rows(device_indices), strict=True):
-            pages = self._held(slot)
-            for rows, offset in self._parts[layer]:
-                target = int(rows.offsets(row))
-                plans.append((rows, self._range(pages, offset, rows.row_bytes, target)))
-        return plans
+    def _submit(
+        self,
+        host_indices: torch.Tensor,
+        device_indices: torch.Tensor,
+        layers: range,
+        direction: Direction,
+    ) -> None:
+        starts = self._starts(as_rows(host_indices).tolist())
+        self.shared.engine.submit(
+            self._plans.transfers(self.shared.space, starts, as_rows(device_indices), layers, direction)
+        )
 
-    def _range(self, pages: list[int], start: int, size_bytes: int, target: int = 0) -> CopyPlan:
-        return CopyPlan.from_pages(pages, self.arena.page_bytes, start, size_bytes, target)
+    def _starts(self, slots: list[int]) -> Offsets:
+        """Return where the pages of each slot begin in the arena, bytes ``[slots, pages]``."""
+        pages = np.array([self._held(slot) for slot in slots], dtype=np.int64)
+        return pages.reshape(len(slots), self.pages_per_slot) * self.arena.page_bytes
 
     def _held(self, slot: int) -> list[int]:
         pages = self._pages.get(slot)
         if pages is None:
             raise PageError(f"host state slot {slot} is not in use")
         return pages
+
+
+def pool_parts(
+    temporal: torch.Tensor, conv: torch.Tensor, segment_bytes: int, conv_offset: int
+) -> list[list[PoolPart]]:
+    """Return where each layer's state and window lie, on the device and in segments one after the other."""
+    return [
+        [
+            PoolPart(DeviceRows.of(temporal[layer], "the device's states"), layer * segment_bytes),
+            PoolPart(DeviceRows.of(conv[layer], "the device's windows"), layer * segment_bytes + conv_offset),
+        ]
+        for layer in range(len(temporal))
+    ]

@@ -141,6 +141,11 @@ class StateLayout:
         """Of one layer of a record."""
         return self._part_offsets[-1] + _aligned(self.conv_bytes)
 
+    @property
+    def record_conv_offset(self) -> int:
+        """Where the convolution window begins in a segment of a record."""
+        return self._part_offsets[-1]
+
     def record_layout(self, kv_page_bytes: int = 0) -> RecordLayout:
         """Return the SSD's layout for these checkpoints, and for KV pages of that size (0: for none)."""
         segments = (self.record_segment_bytes,) * len(self.layer_ids)

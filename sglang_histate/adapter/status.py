@@ -20,6 +20,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
     return {
         "enabled": True,
         **figures.facts,
+        "copy_engine": None if tree_cache.copies is None else tree_cache.copies.as_json(),
         "tiers": {
             "device": figures.device,
             "host": figures.host,

@@ -101,7 +101,25 @@ def _device(report: _Report) -> bool:
         "page_size_tokens": PAGE_SIZE_TOKENS,
         "kernels": _kernels(gpu, capability),
     }
+    _copies(report, gpu)
     return gpu
+
+
+def _copies(report: _Report, gpu: bool) -> None:
+    """Say what moves bytes between device and host: the same probe as at the start of a server."""
+    try:
+        import torch
+
+        from sglang_histate.copy import choose_engine
+
+        chosen = choose_engine(torch.device("cuda", 0) if gpu else torch.device("cpu"))
+    except Exception as error:
+        report.problems.append(f"no copy engine: {str(error).partition(chr(10))[0]}")
+        return
+    report.facts["copy_engine"] = chosen.engine.name
+    report.facts["copy_engines_rejected"] = [f"{name}: {reason}" for name, reason in chosen.rejected.items()]
+    for name, reason in chosen.rejected.items():
+        report.warnings.append(f"copies do not go by {name}: {reason}")
 
 
 def _kernels(gpu: bool, capability: tuple[int, int]) -> str:

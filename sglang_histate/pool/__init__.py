@@ -1,11 +1,9 @@
-"""The host tier's memory: one arena of pages for KV and checkpoints, copies as data, and how much there may be."""
+"""The host tier's memory: one arena of pages for KV and checkpoints, and how much there may be."""
 
 from sglang_histate.pool.arena import HostArena, Kind, PageError
 from sglang_histate.pool.limits import Headroom, available_memory, check_host_size
-from sglang_histate.pool.plan import CopyPlan
 
 __all__ = [
-    "CopyPlan",
     "Headroom",
     "HostArena",
     "Kind",

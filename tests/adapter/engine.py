@@ -33,6 +33,7 @@ from sglang_histate.adapter.ranking import Ranking, Sizes, attach_ranking
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import LayerViews, StateLayout
 from sglang_histate.config import CheckpointDtype
+from sglang_histate.copy import CopyEngine, host_engine
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 from sglang_histate.pool import HostArena, Kind
@@ -179,6 +180,7 @@ def build(
     temporal: tuple[int, int, int] = (2, 3, 4),
     journal: Journal | None = None,
     encoding: CheckpointDtype = CheckpointDtype.NATIVE,
+    copies: CopyEngine | None = None,
 ) -> Engine:
     """`host_pages` is the whole host arena; by default what twice the device pools take. A state is one page, unless
     `temporal` makes it larger."""
@@ -239,7 +241,9 @@ def build(
     if host_pages is None:
         state_pages = -(-layout.image_bytes // page_bytes)
         host_pages = pages_by_ratio(pool.full_kv_pool, requests.mamba_pool, PAGE, state_pages, 2.0)
-    use_arena(HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout)
+    use_arena(
+        HostBudget(host_pages, page_bytes, record_buffers=0, record_bytes=0), layout, copies or host_engine()
+    )
     cache.init_hicache(get_context().server_args, params)
     component = cache.components[ComponentType.MAMBA]
     attach_ranking(

@@ -12,8 +12,10 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.page_keys import PageKeys
+from sglang_histate.adapter.slot_copies import SlotCopies
 from sglang_histate.config import CheckpointDtype
 from sglang_histate.copy import codec_for
+from sglang_histate.copy.ordering import Rule
 from sglang_histate.store import DropReason, EntryState, MissReason
 
 from .conftest import GPU
@@ -25,6 +27,7 @@ from .test_tier import Alone, Rank, finished
 pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
 MAMBA = ComponentType.MAMBA
 CPU = torch.device("cpu")
+ROW = torch.tensor([0])
 LOSSY = (CheckpointDtype.BF16, CheckpointDtype.INT8)
 
 
@@ -79,31 +82,35 @@ def test_the_scheduler_thread_does_not_wait_for_an_encoding() -> None:
     codec = _Held()
     egress = LayerEgress(CPU, codec)  # type: ignore[arg-type]
     target = torch.zeros(1, 2, 2, dtype=torch.bfloat16)
-    egress.encode(torch.full((1, 1, 2, 2), 1.5), [(target,)])
-    mark = egress.record()
-    assert not egress.query(mark) and (target == 0).all()
+    egress.states(torch.full((1, 1, 2, 2), 1.5), ROW, torch.float32, [(target,)])
+    mark = egress.mark()
+    assert not mark.reached(Rule.HANDOVER) and (target == 0).all()
     codec.may.set()
     egress.drain()
-    assert egress.query(mark) and (target == 1.5).all()
+    assert mark.reached(Rule.HANDOVER) and (target == 1.5).all()
 
 
 def test_what_fails_in_the_thread_is_raised_where_it_is_asked_for() -> None:
     codec = _Held(ValueError("defect"))
     egress = LayerEgress(CPU, codec)  # type: ignore[arg-type]
-    egress.encode(torch.zeros(1, 1, 2, 2), [(torch.zeros(1, 2, 2),)])
-    mark = egress.record()
+    egress.states(torch.zeros(1, 1, 2, 2), ROW, torch.float32, [(torch.zeros(1, 2, 2),)])
+    mark = egress.mark()
     codec.may.set()
     egress.drain()
     with pytest.raises(ValueError, match="defect"):
-        egress.query(mark)
+        mark.reached(Rule.HANDOVER)
 
 
 def test_after_a_drain_nothing_is_written_any_more() -> None:
     egress = LayerEgress(CPU, codec_for(CheckpointDtype.BF16, (1, 2, 2), torch.float32))
     target = torch.zeros(1, 2, 2, dtype=torch.bfloat16)
-    egress.encode(torch.ones(1, 1, 2, 2), [(target,)])  # of a forward pass that never ended
+    egress.states(
+        torch.ones(1, 1, 2, 2), ROW, torch.float32, [(target,)]
+    )  # of a forward pass that never ended
     egress.drain()
-    assert egress.query(egress.record()) and (target == 0).all()
+    mark = egress.mark()
+    egress.drain()
+    assert mark.reached(Rule.HANDOVER) and (target == 0).all()
 
 
 @pytest.mark.parametrize("encoding", list(CheckpointDtype))
@@ -175,8 +182,8 @@ def test_a_slot_is_held_until_it_is_encoded(encoding, monkeypatch) -> None:
     """A node's slot must not be reused, nor moved, while the thread reads it."""
     rank = Rank(Alone(), encoding=encoding)
     may = threading.Event()
-    real = LayerEgress._encode_all
-    monkeypatch.setattr(LayerEgress, "_encode_all", lambda self, jobs: (may.wait(20), real(self, jobs))[1])
+    real = SlotCopies._encode
+    monkeypatch.setattr(SlotCopies, "_encode", lambda self, *args: (may.wait(20), real(self, *args))[1])
     rank.tier.output_ends.take(finished(rank, tokens((1, 512))))
     assert rank.tier.output_ends.reading and rank.tier.output_ends.done_count() == 0
     rank.engine.evict_states(1)

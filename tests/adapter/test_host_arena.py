@@ -18,6 +18,7 @@ from sglang_histate.adapter.host_room import make_host_room
 from sglang_histate.adapter.kv_face import KvFace, holds_plain_rows, kv_page_bytes
 from sglang_histate.adapter.state_face import StateFace
 from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.copy import host_engine
 from sglang_histate.pool import HostArena, Kind, PageError
 
 from .engine import PAGE, Engine, build, tokens
@@ -47,7 +48,7 @@ def kv_info(layers: int, rows: int, *, strided: bool = False, v_dim: int = 3) ->
 
 
 def shared(pages: int, page_bytes: int, make_room: Any = lambda pages: None) -> SharedArena:
-    return SharedArena(HostArena(pages, page_bytes), CPU, make_room)
+    return SharedArena(HostArena(pages, page_bytes), CPU, make_room, host_engine())
 
 
 def page_tokens(pages: list[int]) -> torch.Tensor:

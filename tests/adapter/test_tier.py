@@ -24,6 +24,7 @@ from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.adapter.slot_copies import SlotCopies
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
@@ -133,13 +134,11 @@ class Rank:
                 cache,
                 self.store,
                 layout,
-                temporal=states.temporal,
-                conv=states.conv[0],
+                copies=SlotCopies(layout, states.temporal, states.conv[0]),
                 grid=PAGE,
                 page_size=PAGE,
                 end_share=self.engine.ranking.end_share,
                 counters=self.counters,
-                forward_stream=None,
             ),
             final_states=FinalStates(cache, self.store, self.engine.slots),
             kv_spill=KvSpill(cache, self.engine.ranking, self.store, self.engine.host_kv, self.counters),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_histate import copy
 from sglang_histate.cli import main
 from sglang_histate.upstream import gates, hashes, locations, overlay, pin, tree
 
@@ -146,12 +147,29 @@ def test_doctor_reports_a_usable_machine(tmp_path: Path, monkeypatch, capsys) ->
     assert (
         facts["device"] == "cpu" and facts["kernels"] == "CPU torch ops" and facts["page_size_tokens"] == 64
     )
+    assert facts["copy_engine"] == "cpu" and facts["copy_engines_rejected"] == []
     assert not facts["overlay_built"] and facts["patch_groups"] == ["cpu", "histate"]
     assert facts["ssd_writable"] and facts["ssd_mode"] == "0700" and facts["ssd_free_bytes"] > 0
     overlay.build_overlay(facts["patch_groups"])
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "overlay built         yes" in out and "ssd dir               not given" in out
+
+
+def test_doctor_says_why_nothing_faster_copies(monkeypatch, capsys) -> None:
+    chosen = copy.Chosen(copy.host_engine(), {"cudaMemcpyBatchAsync": "the device cannot"})
+    monkeypatch.setattr(copy, "choose_engine", lambda device: chosen)
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["copy_engines_rejected"] == ["cudaMemcpyBatchAsync: the device cannot"]
+    assert "copies do not go by cudaMemcpyBatchAsync: the device cannot" in facts["warnings"]
+
+    def broken(device: object) -> None:
+        raise RuntimeError("nothing can copy\nand more")
+
+    monkeypatch.setattr(copy, "choose_engine", broken)
+    assert main(["doctor", "--json"]) == 1
+    assert "no copy engine: nothing can copy" in json.loads(capsys.readouterr().out)["problems"]
 
 
 def test_doctor_fails_on_another_release(monkeypatch, capsys) -> None:

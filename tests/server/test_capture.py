@@ -30,6 +30,7 @@ def capture_one(servers: Servers, spec: Spec) -> tuple[Captured, list[int]]:
     checkpoints = Checkpoints(server, servers.ssd_dir(spec))
     checkpoints.mark()
     before = server.status()["counters"]
+    assert server.status()["copy_engine"] == {"name": "cpu", "fallback": None, "rejected": {}}
     answer = server.generate(PROMPT, 8)
     assert cached(answer) == 0
     written = checkpoints.written()

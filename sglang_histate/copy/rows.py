@@ -1,4 +1,4 @@
-"""One layer's buffer on the device as rows of bytes, for copy plans."""
+"""A tensor of the device's pool as rows of bytes, for copy plans."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglang_histate.pool.plan import Offsets
-from sglang_histate.pool.run_plan import flat_bytes
+from sglang_histate.copy.plan import Offsets
+from sglang_histate.copy.transfer import Space, flat_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceRows:
-    """`flat` is the storage as uint8; row i is `row_bytes` at ``base + i * stride``. Rows may be far apart."""
+    """Row i is `row_bytes` at ``base + i * stride`` of `space`, the storage. Rows may be far apart."""
 
-    flat: torch.Tensor
+    space: Space
     base: int
     stride: int
     row_bytes: int
 
     @classmethod
-    def of(cls, layer: torch.Tensor) -> DeviceRows:
+    def of(cls, layer: torch.Tensor, name: str) -> DeviceRows:
         """Read the rows off a tensor ``[rows, ...]`` whose rows are contiguous inside."""
         row = layer[0]
         assert row.is_contiguous(), f"rows of {tuple(layer.shape)} with strides {layer.stride()}"
         size = layer.element_size()
         return cls(
-            flat_bytes(layer), int(layer.storage_offset()) * size, layer.stride(0) * size, row.numel() * size
+            Space(name, flat_bytes(layer)),
+            int(layer.storage_offset()) * size,
+            layer.stride(0) * size,
+            row.numel() * size,
         )
 
     @property

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_histate.pool import run_plan as running
-from sglang_histate.pool.plan import CopyPlan
-from sglang_histate.pool.run_plan import LARGE_PIECE_BYTES, flat_bytes, run_plan
+from sglang_histate.copy import torch_engine as running
+from sglang_histate.copy.plan import CopyPlan
+from sglang_histate.copy.torch_engine import LARGE_PIECE_BYTES, run_plan
+from sglang_histate.copy.transfer import flat_bytes
 
 
 def expected(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -7,23 +7,41 @@ and scattered by index, through a contiguous buffer where the two sides are diff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 
 import numpy as np
 import torch
 
-from sglang_histate.pool.plan import CopyPlan, Offsets
+from sglang_histate.copy.engine import CopyEngine
+from sglang_histate.copy.plan import CopyPlan, Offsets
+from sglang_histate.copy.transfer import Copy, Move, flat_bytes
 
 # From here on a copy of its own is faster than an element-wise one by index (measured on one core).
 LARGE_PIECE_BYTES = 32 << 10
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the whole storage under `tensor` as uint8 ``[bytes]``, sharing memory."""
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
+class TorchEngine(CopyEngine):
+    """For a device whose driver cannot be called directly."""
+
+    name = "torch"
+
+    def submit(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            if isinstance(copy, Move):
+                move(copy)
+            else:
+                copy.check()
+                run_plan(copy.plan, copy.source.flat, copy.target.flat)
+
+
+def move(copy: Move) -> None:
+    """Copy one run of bytes into another. Their shapes and dtypes need not be alike."""
+    source, target = copy.source, copy.target
+    if source.dtype is not target.dtype or source.shape != target.shape:
+        source, target = source.view(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
+    target.copy_(source, non_blocking=True)
 
 
 def run_plan(plan: CopyPlan, source: torch.Tensor, target: torch.Tensor) -> None:
