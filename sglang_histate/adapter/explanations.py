@@ -238,8 +238,8 @@ class Explanations:
         }
 
     def _keys(self, req: Any, state: RequestState, tokens: int) -> list[bytes]:
-        end = tokens // self._page_size * self._page_size
-        return state.keys.between(req.full_untruncated_fill_ids, 0, end) if end else []
+        # Only this rank explains: what a request remembers of its keys decides things, so nothing is added to it.
+        return state.keys.peek(req.full_untruncated_fill_ids, tokens // self._page_size * self._page_size)
 
     def _explain(self, req: Any, state: RequestState, tokens: int, broken: PrefixBreak | None) -> Explanation:
         resumed = int(req.prefix_len)

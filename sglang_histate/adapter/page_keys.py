@@ -40,10 +40,8 @@ class PageKeys:
     def at(self, tokens: array, position: int) -> bytes:
         """Return the 32-byte key of ``tokens[:position]``. `position` is a positive multiple of the page size."""
         assert position > 0 and position % self.page_size == 0 and position <= len(tokens)
-        known, wanted = len(self._hashes), position // self.page_size
-        if wanted > known:
-            self._extend(tokens[known * self.page_size : position])
-        return self._hashes[wanted - 1]
+        self._hashes += self._beyond(tokens, position)
+        return self._hashes[position // self.page_size - 1]
 
     def known(self, position: int) -> bytes | None:
         """Return the key at `position` if it was asked for before; an aborted request may have lost its tokens."""
@@ -55,16 +53,29 @@ class PageKeys:
         self.at(tokens, end)
         return self._hashes[start // self.page_size : end // self.page_size]
 
+    def peek(self, tokens: array, end: int) -> list[bytes]:
+        """Return the keys of all pages up to `end`, a multiple of the page size, without remembering new ones.
+
+        For what one rank does alone: what is `known` has to be the same on all of them.
+        """
+        return self._hashes[: end // self.page_size] + self._beyond(tokens, end)
+
     def radix_key(self, tokens: array, position: int) -> RadixKey:
         """Return the tree key of ``tokens[:position]``. The tokens stay an `array`: the tree asserts it."""
         return RadixKey(tokens[:position], self.extra_key, cache_salt=self.cache_salt)
 
-    def _extend(self, tokens: array) -> None:
-        pages = np.asarray(tokens, dtype=np.int64).astype(_WIDE).reshape(-1, self.page_size)
+    def _beyond(self, tokens: array, end: int) -> list[bytes]:
+        """Return the keys of the pages up to `end` that are not remembered."""
+        start = len(self._hashes) * self.page_size
+        if end <= start:
+            return []
+        pages = np.asarray(tokens[start:end], dtype=np.int64).astype(_WIDE).reshape(-1, self.page_size)
         wide = np.any(pages > np.iinfo(_NARROW).max, axis=1).tolist()
         narrow = pages.astype(_NARROW)
         prior = self._hashes[-1] if self._hashes else self._seed
+        found = []
         for index in range(len(pages)):
             content = _WIDE_TAG + pages[index].tobytes() if wide[index] else narrow[index].tobytes()
             prior = sha256(prior + content).digest()
-            self._hashes.append(prior)
+            found.append(prior)
+        return found

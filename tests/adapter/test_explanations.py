@@ -336,3 +336,20 @@ def test_a_series_keeps_half_an_hour() -> None:
     assert len(found) <= STEPS and found[-1]["requests"] == 2 and found[-1]["device"] == 2
     assert found[-1]["start_s"] == (2 * STEPS - 1) * STEP_S
     assert series.as_json(9 * STEPS * STEP_S) == []
+
+
+def test_what_a_request_knows_of_its_keys_is_alike_where_nobody_explains(rank) -> None:
+    """An abort drops what waits to be written under the keys that are known, and must do so alike on all ranks."""
+    other = Rank(Alone())
+    ids = prompt(SYSTEM, (1, 6 * PAGE), USER, (2, 30))
+    known = []
+    for made in (rank, other):
+        req = request(ids)
+        req.rid = "in chunks"
+        assert made.engine.cache.request_ready(req)
+        req.init_next_round_input(made.engine.cache, cow_mamba=False)
+        made.prefill(req, 0, 2 * PAGE)
+        known.append([req.histate.keys.known(page * PAGE) for page in range(1, len(ids) // PAGE + 1)])
+    other.store.close()
+    assert known[0] == known[1] and known[0][-1] is None
+    assert explained(rank, "in chunks")["prompt_tokens"] == len(ids)

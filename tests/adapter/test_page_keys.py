@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+from sglang_histate.adapter import page_keys
 from sglang_histate.adapter.page_keys import PageKeys
 
 from .engine import PAGE, tokens
@@ -95,7 +96,7 @@ def test_pages_are_hashed_once_and_in_any_order(monkeypatch) -> None:
     assert keys.at(ids, 3 * PAGE) == whole[2] and keys.at(ids, PAGE) == whole[0]
     ids.extend(tokens((9, PAGE)))  # decode appends
     assert keys.at(ids, 8 * PAGE) == whole[7]
-    monkeypatch.setattr(keys, "_extend", None)
+    monkeypatch.setattr(page_keys, "sha256", None)
     assert keys.at(ids, 5 * PAGE) == whole[4]
 
 
@@ -109,3 +110,14 @@ def test_the_tree_key_names_the_same_prefix() -> None:
     key = PageKeys(PAGE, "tenant", "salt").radix_key(tokens((1, 3 * PAGE)), 2 * PAGE)
     assert isinstance(key.token_ids, array) and len(key) == 2 * PAGE
     assert key.extra_key == "tenant" and key.cache_salt == "salt"
+
+
+@given(known=st.integers(0, 5), end=st.integers(0, 5))
+def test_a_look_ahead_is_not_remembered(known: int, end: int) -> None:
+    ids = tokens((5, 5 * PAGE))
+    keys, apart = PageKeys(PAGE, None, "salt"), PageKeys(PAGE, None, "salt")
+    if known:
+        keys.at(ids, known * PAGE)
+    assert keys.peek(ids, end * PAGE) == [apart.at(ids, page * PAGE) for page in range(1, end + 1)]
+    remembered = [keys.known(page * PAGE) is not None for page in range(1, 6)]
+    assert remembered == [page <= known for page in range(1, 6)]
