@@ -21,6 +21,14 @@ def start_explanations(ctx: Any, cache: Any, requests: int) -> Explanations:
     except TemplateError as error:
         note = f"off: {error}"
         logger.info("HiState: positions in prompts are given without their place, because %s", error)
+    except (
+        Exception
+    ) as error:  # tokenizers and templates are programs of others, and nothing is decided by this
+        note = f"off: its chat template cannot be read ({type(error).__name__})"
+        logger.warning(
+            "HiState: positions in prompts are given without their place, because the chat template cannot be read",
+            exc_info=True,
+        )
     return Explanations(
         cache.tree_core,
         page_size=cache.page_size,

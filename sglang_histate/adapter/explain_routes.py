@@ -13,12 +13,16 @@ import json
 from typing import Any
 
 from sglang_histate.adapter.cache import HiStateCache
+from sglang_histate.adapter.explanations import Explanations
+from sglang_histate.adapter.for_people import for_people
 
 PREFIX = "histate-explain:"
 MOST = 1000
 
 NO_ADMIN = "text=1 shows words of prompts: it needs a server with --admin-api-key, and that key"
 SWITCHED_OFF = "nothing is remembered of requests: the server runs with --histate-explain-requests 0"
+
+FAILED = "the question could not be answered: the server's log has the fault"
 
 
 def question(**asked: Any) -> str:
@@ -35,16 +39,22 @@ def answer(tree_cache: Any, rid: str | None) -> dict[str, Any] | None:
     explanations = tree_cache.explanations
     if explanations is None:
         return {"enabled": True, "remembers": False}
-    asked = json.loads(rid.removeprefix(PREFIX))
-    found: dict[str, Any] = {"enabled": True, "remembers": True}
+    found = _answer(explanations, json.loads(rid.removeprefix(PREFIX)))
+    if found is None:
+        return {"enabled": True, "remembers": False, "failed": True}
+    return {"enabled": True, "remembers": True, **found}
+
+
+@for_people("answering what was asked about requests")
+def _answer(explanations: Explanations, asked: dict[str, Any]) -> dict[str, Any]:
     if asked.get("activity"):
-        return found | explanations.activity()
-    if "rid" in asked:
-        found["request"] = explanations.explain(asked["rid"])
-        if asked.get("text"):
-            found["around"] = explanations.around(asked["rid"])
-        return found
-    return found | {"requests": explanations.latest(asked["last"])}
+        return explanations.activity()
+    if "rid" not in asked:
+        return {"requests": explanations.latest(asked["last"])}
+    found: dict[str, Any] = {"request": explanations.explain(asked["rid"])}
+    if asked.get("text"):
+        found["around"] = explanations.around(asked["rid"])
+    return found
 
 
 def one(ranks: list[dict[str, Any]], rid: str) -> tuple[dict[str, Any], int]:
@@ -75,6 +85,8 @@ def latest(ranks: list[dict[str, Any]], last: int) -> tuple[dict[str, Any], int]
 def _nothing(ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], int] | None:
     if not all(rank["enabled"] for rank in ranks):
         return {"enabled": False}, 200
+    if any(rank.get("failed") for rank in ranks):
+        return {"error": FAILED}, 500
     if not any(rank.get("remembers") for rank in ranks):
         return {"error": SWITCHED_OFF}, 404
     return None

@@ -16,11 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang_histate.adapter.attribution import Recomputed
+from sglang_histate.adapter.for_people import for_people
 from sglang_histate.adapter.hit_series import HitSeries
 from sglang_histate.adapter.prefix_break import BreakFinder, PrefixBreak
 from sglang_histate.adapter.prompt_memory import PromptMemory
@@ -145,6 +147,7 @@ class Explanations:
         self._series = HitSeries()
         self._sessions = SessionLines()
 
+    @for_people("explaining a request")
     def admitted(self, req: Any) -> None:
         """`req` is in a batch and accounted for. Does nothing from its second batch on."""
         state = state_of(req, self._page_size)
@@ -172,6 +175,7 @@ class Explanations:
         )
         self._count_break(made)
 
+    @for_people("explaining a request that has finished")
     def finished(self, req: Any) -> None:
         """`req` has finished and its tokens are in the tree."""
         made = self._log.get(req.rid)
@@ -274,13 +278,13 @@ class Explanations:
 
 
 def warning(found: StandingBreak) -> str:
-    """Return the sentence that names a standing break. It quotes no prompt."""
+    """Return the sentence that names a standing break. It quotes no prompt, and no line end of a client's request id."""
     place = "" if found.place is None else f" ({found.place})"
     return (
         f"HiState: {found.times} requests differ from earlier ones in a few tokens near token {found.position}{place} and are "
         f"alike after that, so {found.lost_tokens // found.times} tokens of each could not be reused: something that changes "
         "with every request, such as a date or an id, stands near the head of the prompt. Move it behind what stays the "
-        f"same. GET /histate/explain?rid={found.examples[-1]} shows one."
+        f"same. GET /histate/explain?rid={quote(found.examples[-1], safe='')} shows one."
     )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sglang_histate.adapter.for_people import for_people
 from sglang_histate.adapter.metric import Figures, Kind, Labels, Metric
 from sglang_histate.store import Distribution
 
@@ -48,6 +49,7 @@ class MetricsExport:
             if first_rank or metric.each_rank:
                 self._add(metric, now)
 
+    @for_people("publishing metrics")
     def tick(self) -> None:
         """Publish what has changed, if the last time is long enough ago. Costs a fraction of a millisecond then."""
         now_s = self._clock()

@@ -134,7 +134,7 @@ POLICY = (
     gauge(
         "pressure_ratio",
         "How long KV stays over how long states stay: what spaces checkpoints",
-        lambda f: one(f.ranking.pressure()),
+        lambda f: one(f.ranking.shown_pressure()),
     ),
     gauge("end_hit_ratio", "Share of hits at the end of a trajectory", lambda f: one(f.ranking.end_share())),
     counter(

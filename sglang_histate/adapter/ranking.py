@@ -265,6 +265,11 @@ class Ranking:
         oldest_state = self.ssd.oldest_checkpoint
         return self.residence.pressure(self.clock, oldest_kv, oldest_state)
 
+    def shown_pressure(self) -> float:
+        """Return the same for people to see. The policy log has what was decided by, however often somebody looks."""
+        oldest_kv = next(iter(self._since.values()), None)
+        return Residence.pressure(self.residence, self.clock, oldest_kv, self.ssd.oldest_checkpoint)
+
     def end_share(self) -> float:
         """Return q, the share of hits at the end of a trajectory."""
         return float(self.tree.end_share.value)
@@ -286,7 +291,7 @@ class Ranking:
             "clock_requests": self.clock,
             "kv_residence_requests": kv_stays,
             "state_residence_requests": state_stays,
-            "pressure": self.pressure(),
+            "pressure": self.shown_pressure(),
             "end_hit_share": self.tree.end_share.value,
             "evictions_total": dict(self.evictions),
             "evictions_by_reason_total": {reason.value: count for reason, count in self.fates.items()},

@@ -222,9 +222,7 @@ class SsdTier:
         """Empty the tier (`/flush_cache`). The server is idle, so no forward pass is under way."""
         for capture in self._captures:
             capture.drain()
-            for row in capture.rows:
-                self.counters.drop(Drop.CACHE_RESET)
-                self.store.release_record(row.record)
+            self._discard(capture)
         self._captures.clear()
         self.output_ends.reset()
         self.kv_spill.reset()
@@ -233,13 +231,21 @@ class SsdTier:
         self.verification.reset()
         self.store.clear()
 
+    def _discard(self, capture: ForwardCapture) -> None:
+        for row in capture.rows:
+            self.counters.drop(Drop.CACHE_RESET)
+            self.store.release_record(row.record)
+
     def land(self) -> None:
         """Take in what is under way between device, host and store, without asking the other ranks. For the end only."""
         self.store.admission.only_daily()
         self.verification.reset()
         while self._captures:
             self._captures[0].drain()
-            self._take_capture()
+            if self._captures[0].done():
+                self._take_capture()
+            else:
+                self._discard(self._captures.popleft())  # its forward pass never ran: what lies there is not its state
         self.output_ends.drain()
         for end in self.output_ends.pop(len(self.output_ends)):
             if end.record is not None:

@@ -58,12 +58,13 @@ def table(requests: list[dict[str, Any]]) -> list[str]:
     """Return one line per request, with a head."""
     if not requests:
         return ["no request yet"]
-    widest = max(len("request"), *(len(request["rid"]) for request in requests))
+    names = [printable(request["rid"]) for request in requests]
+    widest = max(map(len, ("request", *names)))
     lines = [f"{'request':<{widest}}  {'prompt':>8} {'reused':>8} {'replayed':>8}  from    prefix break"]
-    for request in requests:
+    for name, request in zip(names, requests, strict=True):
         tier = request["checkpoint_tier"] or "-"
         lines.append(
-            f"{request['rid']:<{widest}}  {request['prompt_tokens']:>8} {request['checkpoint']:>8} "
+            f"{name:<{widest}}  {request['prompt_tokens']:>8} {request['checkpoint']:>8} "
             f"{request['replayed']:>8}  {tier:<6}  {_where(request['prefix_break'])}"
         )
     return lines
@@ -73,7 +74,7 @@ def sentences(found: dict[str, Any]) -> list[str]:
     """Return what to say about one request."""
     cached, broken = found["cached"], found["prefix_break"]
     output = "" if found["output_tokens"] is None else f", output {found['output_tokens']} tokens"
-    lines = [f"request {found['rid']}: prompt {found['prompt_tokens']} tokens{output}"]
+    lines = [f"request {printable(found['rid'])}: prompt {found['prompt_tokens']} tokens{output}"]
     if found["checkpoint"]:
         lines.append(
             f"  reused    {found['checkpoint']} tokens, from the checkpoint there, which was on the "
@@ -91,7 +92,7 @@ def sentences(found: dict[str, Any]) -> list[str]:
     lines.append(f"  captured  at {', '.join(map(str, found['captures'])) or 'no position'}")
     lines.append(f"  break     {_where(broken)}")
     if broken is not None:
-        against = broken["against"] or "a prompt whose request is forgotten"
+        against = printable(broken["against"] or "") or "a prompt whose request is forgotten"
         lines.append(f"            against {against}" + _was(broken))
         if broken["alike_after"]:
             lines.append(
@@ -100,6 +101,11 @@ def sentences(found: dict[str, Any]) -> list[str]:
     for which, text in found.get("text", {}).items():
         lines.append(f"  {which:<9} {text!r}")
     return lines
+
+
+def printable(rid: str) -> str:
+    """Return a request's id, which its client may have chosen, without what would move a terminal's cursor."""
+    return rid if rid.isprintable() else ascii(rid)
 
 
 def _where(broken: dict[str, Any] | None) -> str:

@@ -233,3 +233,30 @@ def test_without_a_structure_positions_have_no_place(bytewise: Any, caplog: pyte
     with caplog.at_level(logging.INFO):
         assert started("chatml")["structure"] == "off: --chat-template chatml is no Jinja file"
     assert "without their place" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # The system's words behind the user's: what is between them cannot be found.
+        "{%- for m in messages | reverse %}{{- '<|im_start|>' + m.role + m.content }}{%- endfor %}",
+        None,  # a tokenizer that lacks what is asked of it
+    ],
+)
+def test_no_template_and_no_tokenizer_keeps_a_server_from_starting(
+    bytewise, tmp_path, caplog, change
+) -> None:
+    cache = SimpleNamespace(
+        page_size=64, tree_core=SimpleNamespace(ranking=SimpleNamespace(tree=PrefixTree(0)))
+    )
+    tokenizer = bytewise if change else SimpleNamespace(chat_template="x")
+    path = None
+    if change:
+        path = str(tmp_path / "template.jinja")
+        Path(path).write_text(change)
+    ctx = SimpleNamespace(
+        tp_worker=SimpleNamespace(tokenizer=tokenizer), server_args=SimpleNamespace(chat_template=path)
+    )
+    activity = start_explanations(ctx, cache, 4).activity()
+    assert activity["structure"].startswith("off: its chat template cannot be read (")
+    assert "without their place" in caplog.text

@@ -353,3 +353,30 @@ def test_what_a_request_knows_of_its_keys_is_alike_where_nobody_explains(rank) -
     other.store.close()
     assert known[0] == known[1] and known[0][-1] is None
     assert explained(rank, "in chunks")["prompt_tokens"] == len(ids)
+
+
+def test_a_fault_in_what_is_said_does_not_reach_the_scheduler(rank, monkeypatch, caplog) -> None:
+    told = rank.engine.cache.explanations
+    ids = prompt(SYSTEM, (1, 300))
+    before = rank.counters.requests
+    with monkeypatch.context() as broken:
+        broken.setattr(told, "_finder", None)
+        req = admit(rank, ids, "unlucky")
+        admit(rank, ids, "as unlucky")
+    assert rank.counters.requests == before + 2 and told.explain("unlucky") is None
+    assert hooks.add_cached_details(req, None) is None
+    assert [record.exc_info is not None for record in caplog.records if "explaining" in record.message] == [
+        True
+    ]
+    admit(rank, ids, "lucky")
+    assert told.explain("lucky") is not None
+    monkeypatch.setattr(told, "_sessions", None)
+    answer = ask(rank, activity=True)
+    assert answer == {"enabled": True, "remembers": False, "failed": True}
+    found, code = explain_routes.latest([answer], 5)
+    assert code == 500 and "log" in found["error"]
+
+
+def test_an_id_that_a_client_made_up_stays_on_its_line_in_the_log() -> None:
+    found = StandingBreak(b"", 30, None, times=3, lost_tokens=900, examples=["x\nERROR forged & more"])
+    assert "\n" not in warning(found) and "rid=x%0AERROR%20forged%20%26%20more " in warning(found)

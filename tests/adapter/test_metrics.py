@@ -331,3 +331,20 @@ def test_the_scheduler_thread_is_timed(shown) -> None:
     rank.engine.cache.check_hicache_events()
     seconds = rank.engine.ranking.policy_time.seconds
     assert all(seconds[part] > 0 for part in (Part.PLAN, Part.LOOKUP, Part.TICK, Part.EVICT))
+
+
+def test_a_fault_in_a_metric_does_not_reach_the_scheduler(caplog) -> None:
+    shown = Shown()
+    try:
+        figures, shown.export._figures = shown.export._figures, lambda: 1 // 0
+        for _ in range(3):
+            shown.now_s += 1.0
+            shown.export.tick()
+        assert sum("publishing metrics failed" in record.message for record in caplog.records) == 1
+        shown.export._figures = figures
+        shown.rank.counters.requests += 7
+        shown.now_s += 1.0
+        shown.export.tick()
+        assert shown.samples()["histate_requests_total", ()] == 7
+    finally:
+        shown.close()

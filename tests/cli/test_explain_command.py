@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -143,3 +144,31 @@ def test_failures_are_one_sentence(server: Server, capsys, code: int, body: Any,
 def test_no_server(capsys) -> None:
     code, _, err = run(capsys, "x", "--url", "http://127.0.0.1:1")
     assert code == 1 and "cannot be asked" in err
+
+
+def test_an_id_that_a_client_made_up_does_not_move_the_cursor(server: Server, capsys) -> None:
+    evil = "\x1b[2Jx\n"
+    broken = {**FOUND["prefix_break"], "against": evil}
+    for argv, body in (
+        (["r"], {**FOUND, "rid": evil, "prefix_break": broken}),
+        ([], {"enabled": True, "requests": [{**FOUND, "rid": evil}, COLD]}),
+    ):
+        server.body = body
+        code, out, _ = run(capsys, *argv, "--url", server.url)
+        assert code == 0 and "\x1b" not in out and ascii(evil) in out
+    assert len(out.splitlines()) == 3
+
+
+def test_an_address_that_is_none_and_a_port_that_speaks_something_else(capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            talk, _ = other.accept()
+            talk.sendall(b"SSH-2.0-x\r\n")
+            talk.close()
+
+        threading.Thread(target=greet, daemon=True).start()
+        port = other.getsockname()[1]
+        for url in ("http://127.0.0.1:abc", "http://a b", f"http://127.0.0.1:{port}"):
+            code, out, err = run(capsys, "--url", url)
+            assert (code, out) == (1, "") and "cannot be asked" in err and len(err.splitlines()) == 1

@@ -148,3 +148,32 @@ def test_health_asks_the_port_of_the_servers_command_line(answer: int | None, co
         process.wait()
         if answer is not None:
             server.shutdown()
+
+
+@pytest.mark.parametrize(("mode", "code"), [(None, 127), (0o600, 126)])
+def test_a_command_that_cannot_be_run(tmp_path: Path, mode: int | None, code: int) -> None:
+    command = tmp_path / "server"
+    if mode is not None:
+        command.write_text("#!/bin/sh\n")
+        command.chmod(mode)
+    done = subprocess.run([*INIT, str(command)], capture_output=True, text=True)
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1 and str(command) in done.stderr
+
+
+def test_a_signal_without_a_name() -> None:
+    number = signal.SIGRTMIN + 3
+    code, _, err = ended(start(f"import os; os.kill(os.getpid(), {int(number)})"))
+    assert code == 128 + number and str(int(number)) in err and "Traceback" not in err
+
+
+def test_signals_while_the_server_ends_change_nothing() -> None:
+    """One of them comes when the server has been collected and its number may be somebody else's."""
+    process = start("import signal\nsignal.signal(10, signal.SIG_IGN)\nprint('up')\ninput()\nraise SystemExit(5)", stdin=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    while process.poll() is None:
+        process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (5, "")

@@ -6,6 +6,7 @@ Fields as Qwen3-Next and Qwen3.5 have them, in the file itself or in its `text_c
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -98,7 +99,8 @@ def read_model(path: Path) -> ModelShape:
         raise SizeError(f"--model {path}: {file} is no JSON: name a model's config.json") from None
     if not isinstance(config, dict):
         raise SizeError(f"--model {path}: {file} is no JSON object: name a model's config.json")
-    architecture = (config.get("architectures") or ["of unknown architecture"])[0]
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else "model of unknown architecture"
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise SizeError(
             f"--model {path} is a {architecture}: HiState serves {', '.join(SUPPORTED_ARCHITECTURES)}"
@@ -111,6 +113,9 @@ def _shape(path: Path, architecture: str, config: dict[str, Any]) -> ModelShape:
     missing = [name for name in _NUMBERS if not _is_count(config.get(name))]
     if missing:
         raise SizeError(f"--model {path}: its config.json has no {missing[0]}: is it complete?")
+    for name, right in _OPTIONAL.items():
+        if config.get(name) is not None and not right(config[name]):
+            raise SizeError(f"--model {path}: its config.json has {name} {config[name]!r}: is it damaged?")
     layers = int(config["num_hidden_layers"])
     linear = _linear_layers(path, config, layers)
     every, active = _mlp(path, config, layers)
@@ -121,7 +126,7 @@ def _shape(path: Path, architecture: str, config: dict[str, Any]) -> ModelShape:
         hidden=config["hidden_size"],
         attention_heads=config["num_attention_heads"],
         kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        head_dim=config.get("head_dim") or max(1, config["hidden_size"] // config["num_attention_heads"]),
         key_heads=config["linear_num_key_heads"],
         value_heads=config["linear_num_value_heads"],
         key_dim=config["linear_key_head_dim"],
@@ -139,7 +144,7 @@ def _shape(path: Path, architecture: str, config: dict[str, Any]) -> ModelShape:
 def _linear_layers(path: Path, config: dict[str, Any], layers: int) -> tuple[int, ...]:
     kinds = config.get("layer_types")
     if kinds is None:
-        interval = config.get("full_attention_interval", 4)
+        interval = config.get("full_attention_interval") or 4
         kinds = ["linear_attention" if (at + 1) % interval else "full_attention" for at in range(layers)]
     linear = tuple(at for at, kind in enumerate(kinds) if kind == "linear_attention")
     if len(kinds) != layers or not 0 < len(linear) < layers:
@@ -166,7 +171,7 @@ def _mlp(path: Path, config: dict[str, Any], layers: int) -> tuple[int, int]:
             )
         dense = len(config.get("mlp_only_layers") or ())
         common = hidden * experts + 3 * hidden * shared + (hidden if shared else 0)
-        plain = dense * 3 * hidden * config.get("intermediate_size", 0)
+        plain = dense * 3 * hidden * (config.get("intermediate_size") or 0)
         every = plain + (layers - dense) * (common + experts * 3 * hidden * width)
         return every, plain + (layers - dense) * (common + used * 3 * hidden * width)
     if not _is_count(config.get("intermediate_size")):
@@ -177,3 +182,22 @@ def _mlp(path: Path, config: dict[str, Any], layers: int) -> tuple[int, int]:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_count_or_none_of_it(value: Any) -> bool:
+    return _is_count(value) or value == 0
+
+
+# Where they are given, they are this; see `DTYPE_BYTES` for the states' dtypes that a server takes.
+_OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "head_dim": _is_count,
+    "full_attention_interval": _is_count,
+    "layer_types": lambda value: isinstance(value, list),
+    "num_experts": _is_count_or_none_of_it,
+    "shared_expert_intermediate_size": _is_count_or_none_of_it,
+    "intermediate_size": _is_count_or_none_of_it,
+    "mlp_only_layers": lambda value: isinstance(value, list),
+    "dtype": lambda value: isinstance(value, str),
+    "torch_dtype": lambda value: isinstance(value, str),
+    "mamba_ssm_dtype": lambda value: value in ("float32", "bfloat16", "float16"),
+}

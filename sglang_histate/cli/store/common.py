@@ -92,6 +92,7 @@ def ask_server(
     Raises:
         StoreError: no answer, or not the wanted one.
     """
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -112,8 +113,8 @@ def ask_server(
             ) from None
         detail = error.read(500).decode(errors="replace")
         raise StoreError(_sentence(detail) or f"{url} answered {error.code}: {detail}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = str(getattr(error, "reason", error)).strip()
         raise StoreError(f"{arguments.url} cannot be asked ({reason}): is it the server's address?") from None
     if not isinstance(found, dict) or not found.get("enabled", True):
         raise StoreError(f"{arguments.url} serves without HiState")
