@@ -53,6 +53,14 @@ def test_the_same_victims_and_pressures(mode: Eviction) -> None:
     assert any(event[2] for event in events if event[0] == "victim"), "some units could not go"
 
 
+def test_who_looks_at_the_pressure_leaves_no_trace() -> None:
+    events: list = []
+    ranking = build(journal=Journal(events.append)).ranking
+    before = len(events)
+    assert ranking.shown_pressure() == ranking.as_json()["pressure"] and len(events) == before
+    assert ranking.pressure() == ranking.shown_pressure() and len(events) == before + 1
+
+
 def test_another_ranking_is_noticed() -> None:
     events = recorded(Eviction.SCORE)
     changed = [[*event[:3], "lru", event[4]] if event[0] == "reset" else event for event in events]

@@ -227,6 +227,19 @@ def test_captures_are_published_in_the_order_of_their_forwards(rank) -> None:
     assert rank.published == keys
 
 
+def test_at_the_end_nothing_is_published_whose_forward_pass_never_ran(rank) -> None:
+    ran, planned = request(tokens((1, 300))), request(tokens((2, 300)))
+    rank.prefill(ran, 0, 300)
+    planned.prefix_len, planned.extend_end = 0, 300
+    capture = rank.engine.cache.plan_capture([planned])
+    assert capture is not None and not capture.done()
+    rank.tier.land()
+    assert rank.published == [PageKeys(PAGE, None, None).at(ran.full_untruncated_fill_ids, 256)]
+    assert rank.counters.dropped[Drop.CACHE_RESET] == len(capture.rows)
+    rank.drain()
+    rank.check_idle()
+
+
 def test_a_tick_with_nothing_under_way_asks_nobody(rank) -> None:
     rank.tier._agreement = None
     rank.tier.tick()

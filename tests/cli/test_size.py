@@ -152,6 +152,14 @@ def test_the_flags_are_ones_that_the_server_takes(qwen, capsys) -> None:
         ({"num_experts": 4}, (), ("--model", "moe_intermediate_size")),
         ({"intermediate_size": None}, (), ("--model", "intermediate_size")),
         ({"dtype": "int4"}, (), ("int4", "--dtype")),
+        *(
+            ({name: wrong}, (), ("--model", name, "damaged"))
+            for name, wrong in (
+                ("head_dim", "a"), ("head_dim", -1), ("full_attention_interval", 0), ("layer_types", 5), ("dtype", 5),
+                ("mamba_ssm_dtype", "int8"), ("mlp_only_layers", 5), ("shared_expert_intermediate_size", "x"),
+            )
+        ),
+        ({"architectures": {"a": 1}}, (), ("--model", "unknown architecture")),
         ({}, ("--tp", "3"), ("--tp 3", "16 attention heads")),
         ({"num_key_value_heads": 3}, ("--tp", "2"), ("--tp 2", "KV heads")),
         ({}, ("--mamba-ssm-dtype", "bfloat16", "--checkpoint-dtype", "int8"), ("--checkpoint-dtype int8", "native")),
