@@ -73,8 +73,12 @@ class Explanation:
         """Tokens that were computed again though their KV was found."""
         return sum(part.tokens for part in self.recomputed)
 
-    def details(self) -> dict[str, int | str]:
-        """What the answer to the request says of it, beside what SGLang does. Flat: SGLang sends it on as such."""
+    def details(self, page_size: int) -> dict[str, int | str]:
+        """What the answer to the request says of it, beside what SGLang does. Flat: SGLang sends it on as such.
+
+        The break is told in whole pages, as everything else that a client hears of the cache: to the token, a client
+        could guess prompts of others that share its `cache_salt`, one token at a time.
+        """
         found: dict[str, int | str] = {
             "ssd": self.ssd,
             "restorable": self.restorable,
@@ -84,11 +88,9 @@ class Explanation:
         if self.checkpoint_tier is not None:
             found["checkpoint_tier"] = self.checkpoint_tier
         if self.prefix_break is not None:
-            found["prefix_break"] = self.prefix_break.position
+            found["prefix_break"] = self.prefix_break.position // page_size * page_size
             if self.prefix_break.place is not None:
                 found["prefix_break_place"] = self.prefix_break.place
-            if self.prefix_break.before is not None:
-                found["prefix_break_before"] = self.prefix_break.before
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class Explanations:
             broken = self._finder.find(req, state, tokens, keys)
             self._memory.add(req.rid, state.keys.namespace, keys, tokens)
         made = self._explain(req, state, len(tokens), broken)
-        state.details = made.details()
+        state.details = made.details(self._page_size)
         self._log.pop(req.rid, None)
         self._log[req.rid] = made
         if len(self._log) > self._most:

@@ -186,7 +186,8 @@ class FaultIns:
         failed = self._end_restore(fault)
         if failed is not None:
             self._slots.free(fault.slot)
-            self._miss(failed, fault)
+            if fault.waiters:  # those that went away have been counted with their own reason
+                self._miss(failed, fault)
             self.version += 1  # the entry is gone; the waiters may find an earlier one
             return
         if not fault.waiters:

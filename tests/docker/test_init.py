@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import importlib.util
 import os
 import signal
 import subprocess
@@ -177,3 +178,21 @@ def test_signals_while_the_server_ends_change_nothing() -> None:
         process.send_signal(signal.SIGUSR1)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (5, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "url"),
+    [
+        ((), "http://127.0.0.1:30000/health"),
+        (("--host", "0.0.0.0", "--port", "8000"), "http://127.0.0.1:8000/health"),
+        (("--host=10.0.0.7",), "http://10.0.0.7:30000/health"),
+        (("--host", "::"), "http://[::1]:30000/health"),
+        (("--ssl-certfile", "cert.pem", "--port=1", "--port=2"), "https://127.0.0.1:2/health"),
+    ],
+)
+def test_health_asks_where_the_server_listens(words: tuple[str, ...], url: str) -> None:
+    spec = importlib.util.spec_from_file_location("health", DOCKER / "health.py")
+    assert spec is not None and spec.loader is not None
+    health = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(health)
+    assert health.url_of(["python", "-m", "sglang_histate.launch_server", *words]) == url

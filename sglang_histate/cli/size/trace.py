@@ -41,7 +41,11 @@ def check() -> None:
     Raises:
         SizeError: the way out.
     """
-    if importlib.util.find_spec("eval") is None or importlib.util.find_spec("eval.simulate") is None:
+    try:
+        there = importlib.util.find_spec("eval.simulate") is not None
+    except ImportError:  # no eval at all, or another one
+        there = False
+    if not there:
         raise SizeError(
             "--trace needs the simulator, the folder eval/ of the repository, which is not installed: run `python -m "
             "sglang_histate.cli size` in a clone, or leave --trace out"
