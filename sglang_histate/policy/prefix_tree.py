@@ -275,6 +275,10 @@ class PrefixTree:
             for checkpoint in self._inner(node).checkpoints
         )
 
+    def last_used(self, node: int, offset: int) -> int:
+        """Time of the last request that used the KV up to `offset` tokens into the node (KeyError if there is none)."""
+        return self._inner(node).used_to(offset)
+
     def cost_tokens(self, node: int, offset: int) -> float:
         """C of the checkpoint at that position, in tokens (KeyError if there is none)."""
         within = self._inner(node)

@@ -1,0 +1,127 @@
+"""Where later requests part from a segment, learned from where earlier ones did.
+
+Agents part from their history at few places: just below the end of a prompt (its last message is sent again, changed),
+and at a fixed depth, where the system prompt and the tools end. So two tables, both of hits per segment:
+
+- *below the end*: by pages between the place and the end of the segment it lies in, up to `TAIL_PAGES`;
+- *at a depth*: by position in the sequence, in bins of equal ratio, per page of segments that cover the bin.
+
+A request that goes on at a segment's end, or where another one parted before, is not counted: a checkpoint is there
+anyway. Before there is evidence, hits are uniform over a segment but for the page below its end; that counts as
+`PRIOR_SEGMENTS` segments. Counts decay, so a client that changes its habits is followed. The same requests in the same
+order give the same numbers on every rank; positions are in pages of the grid.
+
+    prior.segment(start, end)                  # a request computes pages start to end
+    prior.parted(at, end)                      # another leaves it after page `at`, the segment went on to `end`
+    prior.below_end(1), prior.at_depth(244)    # expected hits: of that place, of one page
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+TAIL_PAGES = 8
+"""Pages below a segment's end that have a table of their own."""
+
+BINS_PER_OCTAVE = 16
+"""At page 244, where recorded Claude Code sessions part most often, a bin is 11 pages."""
+
+BINS = 20 * BINS_PER_OCTAVE
+"""Up to a million pages."""
+
+PRIOR_SEGMENTS = 64.0
+PRIOR_INSIDE = 0.03
+"""Hits inside a segment, away from its end, that each is expected to see."""
+PRIOR_BELOW = 0.01
+"""Hits one page below its end."""
+
+MEMORY = 4096.0
+"""Segments over which counts are averaged."""
+
+
+def bin_of(page: int) -> int:
+    """Return the bin of a position >= 1."""
+    return min(int(log2(page) * BINS_PER_OCTAVE), BINS - 1)
+
+
+_START = tuple(ceil(2 ** (index / BINS_PER_OCTAVE)) for index in range(BINS + 1))
+"""First page of each bin; short bins near the start may be empty."""
+
+
+def bin_edges(start: int, end: int) -> list[int]:
+    """Return the first pages of the bins that begin strictly between two pages, ascending and without repeats."""
+    first, last = bin_of(max(start, 1)), bin_of(max(end, 1))
+    return sorted({edge for edge in _START[first : last + 1] if start < edge < end})
+
+
+class HitPrior:
+    """See the module docstring."""
+
+    __slots__ = ("_at", "_below", "_covered", "_inside", "_long", "_segments", "_weight")
+
+    def __init__(self) -> None:
+        self._weight = 1.0  # of a new segment; it grows instead of all counts shrinking
+        self._segments = PRIOR_SEGMENTS
+        self._inside = 0.0  # parted away from the end, anywhere
+        self._below = [0.0] * (TAIL_PAGES + 1)
+        self._long = [PRIOR_SEGMENTS] * (TAIL_PAGES + 1)  # segments longer than so many pages
+        self._below[1] = PRIOR_BELOW * PRIOR_SEGMENTS
+        self._at = [0.0] * BINS
+        self._covered = [0.0] * BINS
+
+    def segment(self, start: int, end: int) -> None:
+        """Count a segment of the pages from `start` to `end` (exclusive)."""
+        if end <= start:
+            return
+        self._weight *= 1 + 1 / MEMORY
+        weight = self._weight
+        self._segments += weight
+        for pages in range(1, min(end - start, TAIL_PAGES + 1)):
+            self._long[pages] += weight
+        first, last = bin_of(max(start, 1)), bin_of(end)
+        for index in range(first, last + 1):
+            pages = min(end, _START[index + 1]) - max(start, _START[index])
+            if pages > 0:
+                self._covered[index] += weight * pages
+        if weight > 1e9:
+            self._rescale()
+
+    def parted(self, at: int, end: int) -> None:
+        """Count a request that has the pages before `at` of a segment which went on to `end` > `at`."""
+        below = end - at
+        if at < 1 or below < 1:
+            return
+        if below <= TAIL_PAGES:
+            self._below[below] += self._weight
+        else:
+            self._inside += self._weight
+            self._at[bin_of(at)] += self._weight
+
+    def below_end(self, pages: int) -> float:
+        """Return the hits expected so many pages below the end of a segment, 1 to `TAIL_PAGES`."""
+        return self._below[pages] / self._long[pages]
+
+    def inside(self) -> float:
+        """Return the hits expected inside a segment away from its end."""
+        prior = PRIOR_SEGMENTS
+        return (self._inside + PRIOR_INSIDE * prior) / self._segments
+
+    def at_depth(self, page: int, uniform: float) -> float:
+        """Return the hits expected at one page; `uniform` is what a page has where nothing is known."""
+        index = bin_of(page)
+        # The smoothing counts as a few segments that cover the bin.
+        width = max(_START[index + 1] - _START[index], 1)
+        base = SMOOTHING * width * self._weight
+        return (self._at[index] + uniform * base) / (self._covered[index] + base)
+
+    def _rescale(self) -> None:
+        scale = 1 / self._weight
+        self._segments *= scale
+        self._inside *= scale
+        for counts in (self._below, self._long, self._at, self._covered):
+            counts[:] = [count * scale for count in counts]
+        self._weight = 1.0
+
+
+SMOOTHING = 32.0
+"""Segments' worth of coverage by which a bin's own rate is drawn towards the uniform one."""

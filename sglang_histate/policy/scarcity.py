@@ -1,0 +1,52 @@
+"""What keeping a checkpoint costs in each tier: the price of its bytes there, and of writing them.
+
+A price is in tokens of recomputation, expected over all requests still to come, so it can be compared with what a
+checkpoint is expected to save (`greedy_plan`) and with the price of another tier.
+
+    scarcity = Scarcity()
+    scarcity.requested(age)                                  # once per request
+    scarcity.evicted(Tier.SSD, cost_tokens, freed, age)      # for each victim
+    scarcity.checkpoint(Tier.SSD, size, fill, write_scarcity)
+"""
+
+from __future__ import annotations
+
+from sglang_histate.policy.prefix_nodes import TIERS, Tier
+from sglang_histate.policy.return_model import ReturnModel
+from sglang_histate.policy.storage_price import StoragePrice
+
+WRITE_TOKENS = 4.0
+"""What a checkpoint on the SSD has to save in any case: 10 ms of a drive that writes 5 GB/s, a hundredth of which it
+may take from the computing of others, are 4 tokens of prefill; and flash wears."""
+
+
+class Scarcity:
+    """Prices of all tiers, and the return model that they share."""
+
+    __slots__ = ("returns", "tiers")
+
+    def __init__(self) -> None:
+        self.returns = ReturnModel()
+        self.tiers = tuple(StoragePrice() for _ in TIERS)
+
+    def requested(self, age: int | None) -> None:
+        """Count a request that resumed what had been idle for `age` ticks, None: it resumed nothing."""
+        self.returns.observe(age)
+
+    def evicted(self, tier: Tier, cost_tokens: float, freed_bytes: int, age: int) -> None:
+        """Count a victim of a tier: what a hit on it would cost, what it freed, how many ticks it was idle."""
+        self.tiers[tier].evicted(cost_tokens, freed_bytes, self.returns.probability(age))
+
+    def checkpoint(self, tier: Tier, size_bytes: int, fill: float, write_scarcity: float = 0.0) -> float:
+        """Return the tokens that a checkpoint has to save to be worth its place.
+
+        Args:
+            tier: where it would go.
+            size_bytes: what it takes there.
+            fill: share of the tier in use, 0 to 1.
+            write_scarcity: price of a write to the SSD, 0 (free) to 1 (none left), see `write_budget`.
+        """
+        price = self.tiers[tier].per_byte(fill) * size_bytes
+        if tier is not Tier.SSD:
+            return price
+        return price + WRITE_TOKENS / (1 - write_scarcity) if write_scarcity < 1 else float("inf")
