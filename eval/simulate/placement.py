@@ -6,7 +6,6 @@ left to compute are known; a future one may be learned, so it also hears how far
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,10 +15,9 @@ from eval.simulate.costs import PAGE_TOKENS
 from sglang_histate.policy.capture_plan import plan_positions
 from sglang_histate.policy.hit_prior import TAIL_PAGES, HitPrior
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
+from sglang_histate.policy.scarcity import price_of_a_hit
 from sglang_histate.policy.segment_plan import plan_segment
 
-MOST_PRICE = 1e12
-"""In tokens: more than any checkpoint saves."""
 BLOCK_TOKENS = 576
 """A cache block of vLLM for this model: its states take whole blocks, and this is what the paper's pool had."""
 
@@ -111,9 +109,7 @@ class Adaptive:
     def positions(self, segment: Segment) -> tuple[int, ...]:
         length = segment.end - segment.start
         if self.scarce:
-            # The interval's costs are those of one hit inside the segment, the price is that of all hits to come.
-            each = segment.price / segment.inside if segment.inside > 0 else math.inf
-            interval = self.interval.choose(length, min(each, MOST_PRICE))
+            interval = self.interval.choose(length, price_of_a_hit(segment.price, segment.inside))
         else:
             interval = self.interval.choose(length, self.state_tokens, segment.pressure)
         self.chosen[interval] += 1

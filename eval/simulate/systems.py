@@ -125,9 +125,14 @@ SYSTEMS: dict[str, Recipe] = {
     "histate-learned": Recipe(
         "histate, checkpoints where hits are expected, priced by what is evicted", _histate(learned=True)
     ),
+    "histate-loss": Recipe("histate, what is expected to be lost least goes first", _histate(Eviction.LOSS)),
+    "histate-learned-loss": Recipe(
+        "learned, and what is expected to be lost least goes first",
+        _histate(Eviction.LOSS, learned=True),
+    ),
     "histate-all": Recipe(
-        "learned, bf16, and the tier where they cost least",
-        _histate(learned=True, by_price=True, compact=True),
+        "learned, expected loss, bf16, and the tier where they cost least",
+        _histate(Eviction.LOSS, learned=True, by_price=True, compact=True),
     ),
     "infinite": Recipe(
         "never evicts, a checkpoint after every page, all on the device",

@@ -257,7 +257,7 @@ class Tiered:
     def _segment(self, visit: Visit, branch: int | None, parted: tuple[int, int] | None) -> Segment:
         """What is left of the request's prompt."""
         start, end, tree = visit.tokens, visit.job.prompt_tokens, self.contents.tree
-        inside = self.scarcity.returns.probability(0) * (1 - tree.end_share.value) * (end - start) / end
+        inside = self.scarcity.inside(start, end, tree.end_share.value)
         return Segment(start, end, branch, self.contents.pressure(), parted, self._state_price(), inside)
 
     def _state_price(self) -> float:

@@ -19,6 +19,7 @@ order give the same numbers on every rank; positions are in pages of the grid.
 from __future__ import annotations
 
 from math import ceil, log2
+from typing import Any
 
 TAIL_PAGES = 8
 """Pages below a segment's end that have a table of their own."""
@@ -37,6 +38,9 @@ PRIOR_BELOW = 0.01
 
 MEMORY = 4096.0
 """Segments over which counts are averaged."""
+
+SMOOTHING = 32.0
+"""Segments' worth of coverage by which a bin's own rate is drawn towards the uniform one."""
 
 
 def bin_of(page: int) -> int:
@@ -114,6 +118,11 @@ class HitPrior:
         base = SMOOTHING * width * self._weight
         return (self._at[index] + uniform * base) / (self._covered[index] + base)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures for the status: hits per segment."""
+        below = {str(pages): self.below_end(pages) for pages in range(1, TAIL_PAGES + 1)}
+        return {"pages_below_end": below, "inside": self.inside()}
+
     def _rescale(self) -> None:
         scale = 1 / self._weight
         self._segments *= scale
@@ -121,7 +130,3 @@ class HitPrior:
         for counts in (self._below, self._long, self._at, self._covered):
             counts[:] = [count * scale for count in counts]
         self._weight = 1.0
-
-
-SMOOTHING = 32.0
-"""Segments' worth of coverage by which a bin's own rate is drawn towards the uniform one."""

@@ -19,6 +19,17 @@ WRITE_TOKENS = 4.0
 """What a checkpoint on the SSD has to save in any case: 10 ms of a drive that writes 5 GB/s, a hundredth of which it
 may take from the computing of others, are 4 tokens of prefill; and flash wears."""
 
+MOST_PRICE = 1e12
+"""In tokens: more than any checkpoint saves."""
+
+
+def price_of_a_hit(price: float, inside: float) -> float:
+    """Return what a checkpoint has to save one hit inside its segment to be worth `price`, `inside` such hits expected.
+
+    This is what `interval.choose_interval` takes for N_s x pressure.
+    """
+    return min(price / inside, MOST_PRICE) if inside > 0 else MOST_PRICE
+
 
 class Scarcity:
     """Prices of all tiers, and the return model that they share."""
@@ -32,6 +43,14 @@ class Scarcity:
     def requested(self, age: int | None) -> None:
         """Count a request that resumed what had been idle for `age` ticks, None: it resumed nothing."""
         self.returns.observe(age)
+
+    def inside(self, start: int, end: int, end_share: float) -> float:
+        """Return how many of the requests to come are expected to hit inside a segment of tokens `start` to `end` > 0.
+
+        One returns with the probability of what was just used, and then hits the end with probability `end_share`, q, or
+        any of the trajectory's tokens.
+        """
+        return self.returns.probability(0) * (1 - end_share) * (end - start) / end
 
     def evicted(self, tier: Tier, cost_tokens: float, freed_bytes: int, age: int) -> None:
         """Count a victim of a tier: what a hit on it would cost, what it freed, how many ticks it was idle."""

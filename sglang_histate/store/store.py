@@ -381,6 +381,12 @@ class CheckpointStore:
         slabs, free = self._occupancy.slabs.free_ids(), self.records.free_ids()
         return entries, slabs, free, counts, self._roots.logical_state(), self.admission.logical()
 
+    @property
+    def fill(self) -> float:
+        """The share of the slabs that is in use, 0 to 1; the same on every rank."""
+        slabs = self._occupancy.slabs
+        return 1 - slabs.free / slabs.total if slabs.total else 1.0
+
     def stats(self) -> StoreStats:
         return gather(
             self.layout,
