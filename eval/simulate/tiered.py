@@ -373,7 +373,9 @@ class Tiered:
         contents = self.contents
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
         if tier is not Tier.DEVICE:
-            self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, contents.clock - unit.last_access)
+            age = contents.clock - unit.last_access
+            below = tier is Tier.HOST and self.has_ssd
+            self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=below)
         place: Place | None = None
         if unit.checkpoint is not None:
             holder = contents.runs[unit.checkpoint[0]]

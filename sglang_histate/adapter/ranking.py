@@ -328,7 +328,8 @@ class Ranking:
     def evicted(self, unit: Unit, tier: Tier) -> None:
         """Count an eviction by tier and kind, and by what it means. Call it before anything goes."""
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
-        self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, self.clock - unit.last_access)
+        age = self.clock - unit.last_access
+        self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=tier is not Tier.SSD)
         self.fates[place(unit.kind, tier, unit.checkpoint is not None, self._copies(unit)).reason] += 1
         victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"
         self.digest = crc32(victim.encode())

@@ -19,6 +19,10 @@ WRITE_TOKENS = 4.0
 """What a checkpoint on the SSD has to save in any case: 10 ms of a drive that writes 5 GB/s, a hundredth of which it
 may take from the computing of others, are 4 tokens of prefill; and flash wears."""
 
+READ_TOKENS_PER_BYTE = 6e-6
+"""What a byte that has left the host costs when it is read back from the SSD: 1 / (5 GB/s x 30 us of prefill for a token),
+rounded down. A checkpoint of Qwen3.5-9B is 300 tokens, the break-even of reading one."""
+
 MOST_PRICE = 1e12
 """In tokens: more than any checkpoint saves."""
 
@@ -52,8 +56,16 @@ class Scarcity:
         """
         return self.returns.probability(0) * (1 - end_share) * (end - start) / end
 
-    def evicted(self, tier: Tier, cost_tokens: float, freed_bytes: int, age: int) -> None:
-        """Count a victim of a tier: what a hit on it would cost, what it freed, how many ticks it was idle."""
+    def evicted(
+        self, tier: Tier, cost_tokens: float, freed_bytes: int, age: int, read_back: bool = False
+    ) -> None:
+        """Count a victim of a tier: what a hit on it would cost, what it freed, how many ticks it was idle.
+
+        `read_back`: the SSD may have it, so a hit costs at least the read. Without that a full host would seem free
+        wherever the SSD catches what it gives up.
+        """
+        if read_back:
+            cost_tokens = max(cost_tokens, freed_bytes * READ_TOKENS_PER_BYTE)
         self.tiers[tier].evicted(cost_tokens, freed_bytes, self.returns.probability(age))
 
     def checkpoint(self, tier: Tier, size_bytes: int, fill: float, write_scarcity: float = 0.0) -> float:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import WRITE_TOKENS, Scarcity
+from sglang_histate.policy.scarcity import READ_TOKENS_PER_BYTE, WRITE_TOKENS, Scarcity
 from sglang_histate.policy.storage_price import FREE_BELOW, StoragePrice
 
 victims = st.lists(
@@ -63,6 +63,13 @@ def test_victims_that_nobody_would_have_used_again_cost_little() -> None:
             scarcity.evicted(Tier.SSD, 1000.0, 1 << 20, age)
     size = 50 << 20
     assert over.checkpoint(Tier.SSD, size, 1.0) < busy.checkpoint(Tier.SSD, size, 1.0) / 10
+
+
+def test_what_the_ssd_may_give_back_costs_at_least_its_read() -> None:
+    scarcity, size = Scarcity(), 50 << 20
+    scarcity.evicted(Tier.HOST, 0.0, size, 0, read_back=True)
+    returns = scarcity.returns.probability(0)
+    assert scarcity.checkpoint(Tier.HOST, size, 1.0) == pytest.approx(returns * size * READ_TOKENS_PER_BYTE)
 
 
 def test_a_write_has_a_price_that_grows_with_its_scarcity() -> None:
