@@ -43,7 +43,7 @@ def greedy_plan(
     while len(chosen) < MOST_CHECKPOINTS:
         where = max(range(len(gaps)), key=lambda index: (gaps[index][0], -index))
         saves, index = gaps[where]
-        if saves <= price or index < 0:
+        if index < 0 or saves <= price or saves <= 0:
             break
         taken.insert(where + 1, index)
         chosen.append(index)
@@ -58,14 +58,16 @@ def _best_between(
     """Return what the best candidate behind taken[where] and before the next one saves, and which it is (-1: none)."""
     low = taken[where]
     high = taken[where + 1] if where + 1 < len(taken) else len(places)
+    if high - low < 2:
+        return 0.0, -1
     before = start if low < 0 else places[low]
     rest = after[high]
-    best, found = 0.0, -1
-    for index in range(low + 1, high):
-        saves = (places[index] - before) * (after[index] - rest)
-        if saves > best:
-            best, found = saves, index
-    return best, found
+    saves = [
+        (place - before) * (hits - rest)
+        for place, hits in zip(places[low + 1 : high], after[low + 1 : high], strict=True)
+    ]
+    best = max(saves)
+    return best, low + 1 + saves.index(best)
 
 
 def saving(places: Sequence[int], hits: Sequence[float], start: int, chosen: Sequence[int]) -> float:

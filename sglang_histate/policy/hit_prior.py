@@ -18,6 +18,9 @@ order give the same numbers on every rank; positions are in pages of the grid.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, log2
 from typing import Any
 
@@ -27,8 +30,11 @@ TAIL_PAGES = 8
 BINS_PER_OCTAVE = 16
 """At page 244, where recorded Claude Code sessions part most often, a bin is 11 pages."""
 
-BINS = 20 * BINS_PER_OCTAVE
-"""Up to a million pages."""
+FEW_PER_OCTAVE, FINE_FROM = 4, 64
+"""Fewer bins before that page: little is to be saved there."""
+
+MOST_PAGES = 1 << 20
+"""What lies behind is in the last bin."""
 
 PRIOR_SEGMENTS = 64.0
 PRIOR_INSIDE = 0.03
@@ -43,19 +49,27 @@ SMOOTHING = 32.0
 """Segments' worth of coverage by which a bin's own rate is drawn towards the uniform one."""
 
 
+def _starts() -> list[int]:
+    few = {ceil(2 ** (index / FEW_PER_OCTAVE)) for index in range(round(FEW_PER_OCTAVE * log2(FINE_FROM)))}
+    fine = range(round(BINS_PER_OCTAVE * log2(FINE_FROM)), round(BINS_PER_OCTAVE * log2(MOST_PAGES)) + 1)
+    return sorted(few.union(ceil(2 ** (index / BINS_PER_OCTAVE)) for index in fine))
+
+
+_START = _starts()
+"""First page of each bin, ascending; what follows the last is where it ends."""
+
+BINS = len(_START) - 1
+_WIDTH = [end - start for start, end in pairwise(_START)]
+
+
 def bin_of(page: int) -> int:
     """Return the bin of a position >= 1."""
-    return min(int(log2(page) * BINS_PER_OCTAVE), BINS - 1)
-
-
-_START = tuple(ceil(2 ** (index / BINS_PER_OCTAVE)) for index in range(BINS + 1))
-"""First page of each bin; short bins near the start may be empty."""
+    return min(bisect_right(_START, page) - 1, BINS - 1)
 
 
 def bin_edges(start: int, end: int) -> list[int]:
-    """Return the first pages of the bins that begin strictly between two pages, ascending and without repeats."""
-    first, last = bin_of(max(start, 1)), bin_of(max(end, 1))
-    return sorted({edge for edge in _START[first : last + 1] if start < edge < end})
+    """Return the first pages of the bins that begin strictly between two pages, ascending."""
+    return _START[bisect_right(_START, start) : bisect_left(_START, end)]
 
 
 class HitPrior:
@@ -82,11 +96,17 @@ class HitPrior:
         self._segments += weight
         for pages in range(1, min(end - start, TAIL_PAGES + 1)):
             self._long[pages] += weight
-        first, last = bin_of(max(start, 1)), bin_of(end)
-        for index in range(first, last + 1):
-            pages = min(end, _START[index + 1]) - max(start, _START[index])
-            if pages > 0:
-                self._covered[index] += weight * pages
+        covered, start = self._covered, max(start, 1)
+        first, last = bin_of(start), bin_of(max(end - 1, 1))
+        if first == last:
+            covered[first] += weight * (end - start)
+        else:
+            covered[first] += weight * (_START[first + 1] - start)
+            whole = slice(first + 1, last)
+            covered[whole] = [
+                pages + weight * width for pages, width in zip(covered[whole], _WIDTH[whole], strict=True)
+            ]
+            covered[last] += weight * (end - _START[last])
         if weight > 1e9:
             self._rescale()
 
@@ -113,10 +133,19 @@ class HitPrior:
     def at_depth(self, page: int, uniform: float) -> float:
         """Return the hits expected at one page; `uniform` is what a page has where nothing is known."""
         index = bin_of(page)
-        # The smoothing counts as a few segments that cover the bin.
-        width = max(_START[index + 1] - _START[index], 1)
-        base = SMOOTHING * width * self._weight
+        base = SMOOTHING * _WIDTH[index] * self._weight
         return (self._at[index] + uniform * base) / (self._covered[index] + base)
+
+    def at_depths(self, pages: Sequence[int], uniform: float) -> list[float]:
+        """Return the same for ascending pages in one pass over the bins."""
+        at, covered, scale = self._at, self._covered, SMOOTHING * self._weight
+        found, index = [], bin_of(pages[0]) if pages else 0
+        for page in pages:
+            while index < BINS - 1 and _START[index + 1] <= page:
+                index += 1
+            base = scale * _WIDTH[index]
+            found.append((at[index] + uniform * base) / (covered[index] + base))
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for the status: hits per segment."""

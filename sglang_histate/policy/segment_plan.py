@@ -6,13 +6,15 @@ however long the segment is. Positions are in pages of the grid, savings and pri
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import pairwise
 
 from sglang_histate.policy.greedy_plan import greedy_plan
 from sglang_histate.policy.hit_prior import TAIL_PAGES, HitPrior, bin_edges
 
 GRID_PLACES = 16
-"""Evenly spread candidates, for hits of which only the number is known."""
+"""Evenly spread candidates for a segment that lies in few bins."""
 
 
 def plan_segment(
@@ -31,17 +33,16 @@ def plan_segment(
         return ()
     tail = max(end - TAIL_PAGES, start + 1)
     length = end - start
-    found = {start + 1, *range(tail, end), *bin_edges(start, tail)}
-    found.update(start + length * part // GRID_PLACES for part in range(1, GRID_PLACES))
-    found.update(page for page in given if start < page < end)
-    found.discard(start)
-    places = sorted(page for page in found if start < page < end)
-    uniform = prior.inside() / length
-    hits = []
-    for index, page in enumerate(places):
-        if page >= tail:
-            hits.append(prior.below_end(end - page))
-        else:
-            following = places[index + 1] if index + 1 < len(places) else tail
-            hits.append(prior.at_depth(page, uniform) * (following - page))
-    return greedy_plan(places, hits, start, price, sorted(page for page in given if start < page < end))
+    edges = bin_edges(max(start, 1), tail)
+    fixed = sorted(page for page in given if start < page < end)
+    found = {start + 1, *range(tail, end), *edges, *fixed}
+    if len(edges) < GRID_PLACES:
+        found.update(start + length * part // GRID_PLACES for part in range(1, GRID_PLACES))
+        found.discard(start)
+    places = sorted(found)
+    inner = bisect_left(places, tail)
+    depths = prior.at_depths(places[:inner], prior.inside() / length)
+    # Of each place up to the next one; the last before the tail goes up to the tail.
+    hits = [rate * (after - page) for rate, (page, after) in zip(depths, pairwise(places), strict=False)]
+    hits += [prior.below_end(end - page) for page in places[inner:]]
+    return greedy_plan(places, hits, start, price, fixed)
