@@ -131,7 +131,10 @@ SYSTEMS: dict[str, Recipe] = {
         _histate(Eviction.LOSS, learned=True),
     ),
     "histate-all": Recipe(
-        "learned, expected loss, bf16, and the tier where they cost least",
+        "learned, expected loss, bf16", _histate(Eviction.LOSS, learned=True, compact=True)
+    ),
+    "histate-all-tiers": Recipe(
+        "the same, and historical checkpoints go to the tier where they cost least",
         _histate(Eviction.LOSS, learned=True, by_price=True, compact=True),
     ),
     "infinite": Recipe(
