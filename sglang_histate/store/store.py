@@ -382,10 +382,8 @@ class CheckpointStore:
         return entries, slabs, free, counts, self._roots.logical_state(), self.admission.logical()
 
     @property
-    def fill(self) -> float:
-        """The share of the slabs that is in use, 0 to 1; the same on every rank."""
-        slabs = self._occupancy.slabs
-        return 1 - slabs.free / slabs.total if slabs.total else 1.0
+    def fill(self) -> float:  # see `SlabPool.fill`
+        return self._occupancy.slabs.fill
 
     def stats(self) -> StoreStats:
         return gather(
