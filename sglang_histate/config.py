@@ -54,11 +54,12 @@ FLAG_HELP: dict[str, str] = {
     ),
     "histate_interval": (
         "Where to capture checkpoints inside a prompt: 'adaptive' weighs recomputation against storage for each "
-        "segment, 'fixed:N' captures every N tokens, 'align' captures where a scheduler step ends on a block boundary, "
+        "segment, 'scarce' does so at the price of what the SSD gives up for it, 'learned' captures where earlier requests "
+        "were seen to part, 'fixed:N' captures every N tokens, 'align' captures where a scheduler step ends on a block boundary, "
         "'none' captures only prompt and output ends."
     ),
     "histate_intervals": (
-        "The intervals that 'adaptive' chooses from: comma-separated multiples of 64, optionally with 'none'."
+        "The intervals that 'adaptive' and 'scarce' choose from: comma-separated multiples of 64, optionally with 'none'."
     ),
     "histate_host_size": (
         "Host memory of the whole server, over all ranks, for KV pages and checkpoints together, in-flight checkpoints "
@@ -99,12 +100,14 @@ FLAG_HELP: dict[str, str] = {
     ),
     "histate_eviction": (
         "What goes first when a tier is full: 'score' ranks all units by last access and by what losing them costs, "
+        "'loss' by what losing them is expected to cost if they are used again less likely the longer they are idle, "
         "'lru' by last access alone, 'lru-refresh' by last access where a hit counts for every earlier checkpoint of its "
         "prefix."
     ),
     "histate_tau": (
         "Weight of the cost in the eviction score, in requests: a unit whose loss costs as many tokens of recomputation as "
-        "its bytes could hold tokens of KV ranks like one used so many requests later."
+        "its bytes could hold tokens of KV ranks like one used so many requests later. With 'loss': the requests of idleness "
+        "after which a unit is e times less likely to be used again."
     ),
     "no_histate_metrics": (
         "Do not serve /metrics unless --enable-metrics is given, and tell Prometheus nothing of HiState. GET /histate/status "
@@ -366,7 +369,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         shutdown_s=_checked_number(flags, "histate_shutdown_time", 0, MOST_SHUTDOWN_S, "seconds"),
         interval=interval,
         interval_text=str(flags["histate_interval"]),
-        intervals_are_default=flags["histate_intervals"] is None and flags["histate_interval"] == "adaptive",
+        intervals_are_default=flags["histate_intervals"] is None and len(interval.supported) > 1,
         host_size_bytes=_host_size(flags, min(ssd_size_bytes, inflight_bytes)),
         static_split=bool(flags["histate_static_split"]),
         inflight_bytes=inflight_bytes,

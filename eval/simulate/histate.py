@@ -46,8 +46,13 @@ class HiState(Cascade):
         placement: Placement,
         order: MakeOrder,
         packed: bool = False,
+        by_price: bool = False,
     ) -> None:
-        """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same."""
+        """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same.
+
+        `by_price`: a historical checkpoint goes to the SSD or the host, whichever costs less, not always to the SSD.
+        """
+        self.by_price = by_price
         self.record_pages = costs.ssd_state_bytes // costs.page_bytes
         self.extent_pages = 0 if packed else self.record_pages
         self.buffers = BUFFERS * costs.state_bytes // costs.ssd_state_bytes
@@ -65,6 +70,13 @@ class HiState(Cascade):
     def _captured(self, places: list[Place], end: Place | None, answer: bool) -> None:
         contents, state_bytes = self.contents, self.contents.ssd_state_bytes
         found = [one for one in places if not contents.has_state(*contents.locate(one), Tier.SSD)]
+        if self.by_price and self._historical_tier() is Tier.HOST:
+            # KV is spilled only where the SSD has the checkpoint that it ends in, so an end goes there if anything can.
+            ends = {end} if self.has_ssd else set()
+            for one in found:
+                if one not in ends and self.hold_state(one, Tier.HOST):
+                    self.links.to_host.send(self.now_s, contents.state_bytes)
+            found = [one for one in found if one in ends]
         for one in self._with_buffers(found):
             if self.hold_state(one, Tier.SSD):
                 self.links.to_host.send(self.now_s, state_bytes)
@@ -77,9 +89,18 @@ class HiState(Cascade):
         self.hold_state(end, Tier.DEVICE)
         if answer and self.has_host:
             run, at = contents.locate(end)
-            kept = not self.has_ssd or contents.has_state(run, at, Tier.SSD)
+            kept = self.by_price or not self.has_ssd or contents.has_state(run, at, Tier.SSD)
             if kept and run.kv >> Tier.HOST & 1:
                 self.hold_state(end, Tier.HOST)
+
+    def _historical_tier(self) -> Tier:
+        """The tier in which a historical checkpoint costs less; its bytes on the host are those of the device."""
+        if not self.has_host or not self.has_ssd:
+            return Tier.HOST if self.has_host else Tier.SSD
+        return Tier.HOST if self.price(Tier.HOST) < self.price(Tier.SSD) else Tier.SSD
+
+    def _state_price(self) -> float:
+        return self.price(self._historical_tier()) if self.by_price else super()._state_price()
 
     def _ended_in_its_page(self, place: Place) -> None:
         if self.contents.has_state(*self.contents.locate(place), Tier.DEVICE):

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 from eval.simulate.costs import PAGE_TOKENS
 from sglang_histate.policy.capture_plan import plan_positions
+from sglang_histate.policy.hit_prior import TAIL_PAGES, HitPrior
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
+from sglang_histate.policy.scarcity import price_of_a_hit
+from sglang_histate.policy.segment_plan import plan_segment
 
 BLOCK_TOKENS = 576
 """A cache block of vLLM for this model: its states take whole blocks, and this is what the paper's pool had."""
@@ -24,12 +27,17 @@ class Segment:
     """What is left of a prompt: tokens `start` (where it was restored, whole pages) to `end`.
 
     `branch`: page up to which a cache had KV, beyond the restored ones; None if no further. `pressure`: T_KV / T_state.
+    `parted`: (page, end) if the request leaves a run of pages inside it, else None. `price`: tokens that a checkpoint
+    has to save over all requests to come; `inside`: how many of those are expected to hit this segment.
     """
 
     start: int
     end: int
     branch: int | None
     pressure: float
+    parted: tuple[int, int] | None = None
+    price: float = 0.0
+    inside: float = 0.0
 
 
 class Placement(Protocol):
@@ -70,13 +78,15 @@ class Ends:
         return {}
 
 
-def with_extras(segment: Segment, tokens: Iterable[int] = ()) -> tuple[int, ...]:
+def with_extras(segment: Segment, tokens: Iterable[int] = (), below: bool = False) -> tuple[int, ...]:
     """Return positions in tokens as pages, with those that the server keeps at any interval.
 
     They are the observed branching point, and one page before the end for the same prompt sent again, which is
-    computed from one token before its end at the latest.
+    computed from one token before its end at the latest. With `below` also a page below the last whole one.
     """
     found = {at // PAGE_TOKENS for at in tokens} | {(segment.end - 1) // PAGE_TOKENS}
+    if below:
+        found.add(segment.end // PAGE_TOKENS - 1)
     if segment.branch is not None:
         found.add(segment.branch)
     return tuple(sorted(at for at in found if segment.start < at * PAGE_TOKENS <= segment.end))
@@ -84,18 +94,27 @@ def with_extras(segment: Segment, tokens: Iterable[int] = ()) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The server's plan: an interval for the segment, and the extra positions."""
+    """The server's plan: an interval for the segment, and the extra positions.
+
+    `scarce`: storage is priced by what the tier gives up for it, not by N_s x pressure. `below`: see `with_extras`.
+    """
 
     interval: IntervalPolicy
     state_tokens: float
+    scarce: bool = False
+    below: bool = False
     chunk_tokens: int = PAGE_TOKENS
     chosen: Counter[int] = field(default_factory=Counter)
 
     def positions(self, segment: Segment) -> tuple[int, ...]:
         length = segment.end - segment.start
-        interval = self.interval.choose(length, self.state_tokens, segment.pressure)
+        if self.scarce:
+            interval = self.interval.choose(length, price_of_a_hit(segment.price, segment.inside))
+        else:
+            interval = self.interval.choose(length, self.state_tokens, segment.pressure)
         self.chosen[interval] += 1
-        return with_extras(segment, plan_positions(segment.start, segment.end, interval, PAGE_TOKENS))
+        planned = plan_positions(segment.start, segment.end, interval, PAGE_TOKENS)
+        return with_extras(segment, planned, self.below)
 
     def at_chunk_end(self, page: int) -> bool:
         return False
@@ -107,6 +126,36 @@ class Adaptive:
             "intervals": {
                 "none" if interval == NO_INTERVAL else str(interval): count for interval, count in counts
             }
+        }
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Where hits are expected to save more than a checkpoint costs: `sglang_histate.policy.segment_plan`."""
+
+    prior: HitPrior = field(default_factory=HitPrior)
+    chunk_tokens: int = PAGE_TOKENS
+    chosen: Counter[int] = field(default_factory=Counter)
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        if segment.parted is not None:
+            self.prior.parted(*segment.parted)
+        start, end = segment.start // PAGE_TOKENS, segment.end // PAGE_TOKENS
+        self.prior.segment(start, end)
+        given = with_extras(segment)
+        planned = plan_segment(self.prior, start, end, segment.price / PAGE_TOKENS, given)
+        self.chosen[len(planned)] += 1
+        return tuple(sorted({*planned, *given}))
+
+    def at_chunk_end(self, page: int) -> bool:
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        """Return how many segments got how many checkpoints beside the extra ones, and what was learned."""
+        return {
+            "planned": {str(count): times for count, times in sorted(self.chosen.items())},
+            "hits_below_end": [self.prior.below_end(pages) for pages in range(1, TAIL_PAGES + 1)],
+            "hits_inside": self.prior.inside(),
         }
 
 

@@ -12,10 +12,13 @@ from eval.simulate.histate import HiState
 from eval.simulate.marconi import DEFAULT_ALPHA, flop_aware
 from eval.simulate.offload import Cascade, Through
 from eval.simulate.orders import queue
-from eval.simulate.placement import Adaptive, Ends, EveryBlocks, Placement, StepEnds
+from eval.simulate.placement import Adaptive, Ends, EveryBlocks, Learned, Placement, StepEnds
 from eval.simulate.system import Schedule, System
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
+
+BF16_SHARE = 0.511
+"""Bytes of a checkpoint on the SSD with --histate-checkpoint-dtype bfloat16: its convolution windows are bf16 anyway."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,21 @@ def _histate(
     placement: Placement | None = None,
     interval: IntervalPolicy | None = None,
     packed: bool = False,
+    scarce: bool = False,
+    below: bool = False,
+    learned: bool = False,
+    by_price: bool = False,
+    compact: bool = False,
 ) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
     def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
-        where = placement or Adaptive(interval or IntervalPolicy(), costs.state_tokens)
+        if compact:
+            costs = replace(costs, ssd_state_share=BF16_SHARE)
+        adaptive = Adaptive(interval or IntervalPolicy(), costs.state_tokens, scarce, below)
+        where = placement or (Learned() if learned else adaptive)
         order = queue(costs, eviction, tuning.tau)
-        return HiState(costs, budgets, schedule, placement=where, order=order, packed=packed)
+        return HiState(
+            costs, budgets, schedule, placement=where, order=order, packed=packed, by_price=by_price
+        )
 
     return build
 
@@ -100,6 +113,29 @@ SYSTEMS: dict[str, Recipe] = {
     ),
     "histate-packed": Recipe(
         "histate, KV takes on the SSD what it has and not whole records", _histate(packed=True)
+    ),
+    "histate-scarce": Recipe("histate, storage priced by what is evicted", _histate(scarce=True)),
+    "histate-below": Recipe(
+        "histate, one more checkpoint a page below the prompt's end", _histate(below=True)
+    ),
+    "histate-bf16": Recipe("histate, checkpoints as bf16 on the SSD", _histate(compact=True)),
+    "histate-tiers": Recipe(
+        "histate, historical checkpoints go to the tier where they cost least", _histate(by_price=True)
+    ),
+    "histate-learned": Recipe(
+        "histate, checkpoints where hits are expected, priced by what is evicted", _histate(learned=True)
+    ),
+    "histate-loss": Recipe("histate, what is expected to be lost least goes first", _histate(Eviction.LOSS)),
+    "histate-learned-loss": Recipe(
+        "learned, and what is expected to be lost least goes first",
+        _histate(Eviction.LOSS, learned=True),
+    ),
+    "histate-all": Recipe(
+        "learned, expected loss, bf16", _histate(Eviction.LOSS, learned=True, compact=True)
+    ),
+    "histate-all-tiers": Recipe(
+        "the same, and historical checkpoints go to the tier where they cost least",
+        _histate(Eviction.LOSS, learned=True, by_price=True, compact=True),
     ),
     "infinite": Recipe(
         "never evicts, a checkpoint after every page, all on the device",

@@ -5,6 +5,7 @@ A selection is a text for command lines, steps by comma, taken from left to righ
     only:codex:          sessions whose names begin so
     context:131072       each session up to its first request whose prompt and output take more; those left empty go
     first:125            the first so many that have a request
+    without:FILE         sessions that a list does not have, to tune on others than those that are reported
     w125, w125:FILE      exactly what a published list has, see `listed`; FILE is w125.json beside the trace
 """
 
@@ -22,7 +23,9 @@ from eval.workloads.sessions import Agent, Session, Turn
 
 W125_FILE = "w125.json"
 W125_CONTEXT_TOKENS = 131_072
-HELP = "steps by comma: only:NAME.. , context:TOKENS, first:N, w125[:FILE] (all sessions, whole)"
+HELP = (
+    "steps by comma: only:NAME.. , without:FILE, context:TOKENS, first:N, w125[:FILE] (all sessions, whole)"
+)
 
 
 class BadSelection(ValueError):
@@ -53,6 +56,8 @@ def select(sessions: Iterable[Session], text: str = "", near: Path | None = None
         kind, _, value = step.partition(":")
         if kind == "only" and value:
             found = _only(found, value)
+        elif kind == "without" and value:
+            found = _without(found, frozenset(read_listing(Path(value)).ids))
         elif kind == "context":
             found = cut_before(found, _number(step, value))
         elif kind == "first":
@@ -160,6 +165,10 @@ def listed(sessions: Iterable[Session], listing: Listing) -> list[Session]:
 
 def _only(sessions: Iterable[Session], beginning: str) -> Iterator[Session]:
     return (session for session in sessions if session.name.startswith(beginning))
+
+
+def _without(sessions: Iterable[Session], names: frozenset[str]) -> Iterator[Session]:
+    return (session for session in sessions if session.name not in names)
 
 
 def _number(step: str, value: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,7 @@ def _start_tier(
         planner=CapturePlanner(
             interval=_on_grid(config, grid),
             state_tokens=state_tokens,
-            pressure=ranking.pressure,
-            end_share=ranking.end_share,
+            ranking=ranking,
             page_size=page_size,
             grid=grid,
             layout=layout,
@@ -300,4 +300,4 @@ def _on_grid(config: HiStateConfig, grid: int) -> IntervalPolicy:
     """Leave out default intervals that a large page cannot name; values that the user chose were checked before."""
     if not config.intervals_are_default:
         return config.interval
-    return IntervalPolicy(tuple(i for i in config.interval.supported if i % grid == 0))
+    return replace(config.interval, supported=tuple(i for i in config.interval.supported if i % grid == 0))

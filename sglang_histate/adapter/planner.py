@@ -9,8 +9,8 @@ captured either.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
@@ -20,9 +20,31 @@ from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_plan import plan_positions, positions_in_chunk
 from sglang_histate.policy.capture_value import cost_tokens
+from sglang_histate.policy.hit_prior import HitPrior
 from sglang_histate.policy.interval import IntervalPolicy
 from sglang_histate.policy.journal import Journal
+from sglang_histate.policy.scarcity import price_of_a_hit
+from sglang_histate.policy.segment_plan import plan_segment
 from sglang_histate.store import CheckpointStore, PutResult, Record
+
+
+class Prices(Protocol):
+    """What `Ranking` tells about the traffic so far."""
+
+    def pressure(self) -> float:
+        """T_KV / T_state."""
+
+    def end_share(self) -> float:
+        """q, the share of hits at the end of a trajectory."""
+
+    def checkpoint_price(self) -> float:
+        """Tokens that a checkpoint on the SSD has to save."""
+
+    def hits_inside(self, start: int, end: int) -> float:
+        """Requests to come that are expected to hit inside a segment."""
+
+    def parted(self, node: Any, position: int) -> int | None:
+        """Where the text went on to that a request left at the end of a node."""
 
 
 class _Wanted(NamedTuple):
@@ -48,8 +70,7 @@ class CapturePlanner:
         *,
         interval: IntervalPolicy,
         state_tokens: float,
-        pressure: Callable[[], float],
-        end_share: Callable[[], float],
+        ranking: Prices,
         page_size: int,
         grid: int,
         layout: StateLayout,
@@ -59,11 +80,11 @@ class CapturePlanner:
         absences: Absences,
         journal: Journal | None = None,
     ) -> None:
-        """`state_tokens` is N_s, one checkpoint in tokens of KV; `pressure` T_KV / T_state; `end_share` q; `grid` is lcm(64, page size) in tokens."""
+        """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens."""
         self._interval = interval
         self._state_tokens = state_tokens
-        self._pressure = pressure
-        self._end_share = end_share
+        self._ranking = ranking
+        self.prior = HitPrior()
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -74,6 +95,10 @@ class CapturePlanner:
         self._journal = journal
         if journal is not None:
             journal.choices(interval)
+
+    def hits_expected(self) -> dict[str, Any] | None:
+        """Return what is known about where requests part, for the status; None unless positions follow it."""
+        return self.prior.as_json() if self._interval.learned else None
 
     def plan_batch(self, reqs: list[Any], more: Sequence[CaptureRow] = ()) -> ForwardCapture | None:
         """Return the capture for a batch that is about to extend, or None if there is nothing to take.
@@ -104,7 +129,7 @@ class CapturePlanner:
     def _claim(self, one: _Wanted, before: int) -> Record | PutResult:
         """Return a record for a position, or why the SSD does not want it. `before`: the checkpoint kept before it."""
         total = len(one.req.full_untruncated_fill_ids)
-        cost = cost_tokens(one.position, before, one.after, total, self._end_share())
+        cost = cost_tokens(one.position, before, one.after, total, self._ranking.end_share())
         return self._store.claim_record(one.key, cost / self._layout.stored_bytes)
 
     def _positions(self, batch_row: int, req: Any, state: RequestState) -> list[_Wanted]:
@@ -155,20 +180,46 @@ class CapturePlanner:
 
     def _plan_request(self, req: Any, state: RequestState, start: int) -> None:
         total = len(req.full_untruncated_fill_ids)
-        pressure = self._pressure()
-        interval = self._interval.choose(total - start, self._state_tokens, pressure)
-        if self._journal is not None:
-            self._journal.interval(total - start, self._state_tokens, pressure, interval)
-        self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
-        positions = set(plan_positions(start, total, interval, self._grid))
         # The last grid position of the prompt is the final checkpoint, whatever the interval. The same prompt sent again
         # is computed from one token before its end at the latest, so a prompt that ends on the grid needs one before.
         final, resend = total // self._grid * self._grid, (total - 1) // self._grid * self._grid
         # A place where two prompts were seen to part is likely to be one again.
-        for extra in (final, resend, state.branch):
-            if extra is not None and start < extra <= total and (extra - start) % self._grid == 0:
-                positions.add(extra)
-        state.plan, state.kept = tuple(sorted(positions)), start
+        extras = (final, resend, state.branch)
+        given = {
+            at for at in extras if at is not None and start < at <= total and (at - start) % self._grid == 0
+        }
+        plan = self._learned if self._interval.learned else self._spaced
+        positions = plan(state, start, total, sorted(given))
+        state.plan, state.kept = tuple(sorted(given.union(positions))), start
+
+    def _spaced(self, state: RequestState, start: int, total: int, given: list[int]) -> tuple[int, ...]:
+        """Return the positions of the interval that is chosen for the segment."""
+        if self._interval.scarce:
+            inside = self._ranking.hits_inside(start, total)
+            cost, pressure = price_of_a_hit(self._ranking.checkpoint_price(), inside), 1.0
+        else:
+            cost, pressure = self._state_tokens, self._ranking.pressure()
+        interval = self._interval.choose(total - start, cost, pressure)
+        if self._journal is not None:
+            self._journal.interval(total - start, cost, pressure, interval)
+        self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
+        return plan_positions(start, total, interval, self._grid)
+
+    def _learned(self, state: RequestState, start: int, total: int, given: list[int]) -> list[int]:
+        """Return the positions where hits are expected to save more than a checkpoint costs."""
+        grid = self._grid
+        first, end = start // grid, total // grid
+        if not state.learned_from:
+            state.learned_from = True
+            self.prior.segment(first, end)
+            if state.branch is not None:
+                went_on = self._ranking.parted(state.last_visited, state.branch)
+                if went_on is not None:
+                    self.prior.parted(state.branch // grid, went_on // grid)
+        price = self._ranking.checkpoint_price() / grid
+        return [
+            page * grid for page in plan_segment(self.prior, first, end, price, [at // grid for at in given])
+        ]
 
     def _fit(self, wanted: list[_Wanted]) -> list[_Wanted]:
         """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""

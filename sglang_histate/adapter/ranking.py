@@ -21,6 +21,7 @@ from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import Residence
+from sglang_histate.policy.scarcity import Scarcity
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Kind, Pool, Unit
 from sglang_histate.store import CheckpointStore, DropReason, Key, RecordKind
@@ -79,6 +80,7 @@ class Ranking:
         # Of all victims so far: two ranks with the same number have evicted the same.
         self.digest = 0
         self.residence = Residence() if journal is None else journal.residence()
+        self.scarcity = Scarcity()
         self.reset(root)
 
     def reset(self, root: Any) -> None:
@@ -198,7 +200,10 @@ class Ranking:
     def admitted(self, node: Any) -> None:
         """A request is admitted, which is one tick of the clock, and resumes at the end of `node` (the root: nowhere)."""
         self.clock += 1
-        if node.parent is not None:
+        if node.parent is None:
+            self.scarcity.requested(None)
+        else:
+            self.scarcity.requested(self.clock - self.tree.last_used(node.id, len(node.key)))
             self.tree.observe_hit(node.id, len(node.key))
         self.used(node)
 
@@ -270,6 +275,21 @@ class Ranking:
         oldest_kv = next(iter(self._since.values()), None)
         return Residence.pressure(self.residence, self.clock, oldest_kv, self.ssd.oldest_checkpoint)
 
+    def checkpoint_price(self) -> float:
+        """Return the tokens that a checkpoint on the SSD has to save to be worth its place there."""
+        assert self._store is not None
+        return self.scarcity.checkpoint(
+            Tier.SSD, self._sizes.slab, self._store.fill, self._store.admission.budget.scarcity
+        )
+
+    def hits_inside(self, start: int, end: int) -> float:
+        """Return how many requests to come are expected to hit inside a segment of tokens `start` to `end`."""
+        return self.scarcity.inside(start, end, self.end_share())
+
+    def parted(self, node: Any, position: int) -> int | None:
+        """See `PrefixTree.parted`."""
+        return self.tree.parted(node, position)
+
     def end_share(self) -> float:
         """Return q, the share of hits at the end of a trajectory."""
         return float(self.tree.end_share.value)
@@ -293,6 +313,8 @@ class Ranking:
             "state_residence_requests": state_stays,
             "pressure": self.shown_pressure(),
             "end_hit_share": self.tree.end_share.value,
+            "capture_price_tokens": None if self._store is None else self.checkpoint_price(),
+            "returns": {str(age): self.scarcity.returns.probability(age) for age in (0, 16, 64, 256, 1024)},
             "evictions_total": dict(self.evictions),
             "evictions_by_reason_total": {reason.value: count for reason, count in self.fates.items()},
             "victims_digest": self.digest,
@@ -301,6 +323,8 @@ class Ranking:
     def evicted(self, unit: Unit, tier: Tier) -> None:
         """Count an eviction by tier and kind, and by what it means. Call it before anything goes."""
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
+        age = self.clock - unit.last_access
+        self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=tier is not Tier.SSD)
         self.fates[place(unit.kind, tier, unit.checkpoint is not None, self._copies(unit)).reason] += 1
         victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"
         self.digest = crc32(victim.encode())

@@ -41,6 +41,7 @@ class RequestState:
     restored_from_ssd: int = 0  # tokens of the prefix that was resumed through an SSD checkpoint
     accounted: bool = False
     details: dict[str, int | str] | None = None  # what its answer says of it, see `explanations.py`
+    learned_from: bool = False  # whether the hit prior has counted this request
     placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()

@@ -30,6 +30,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
             **tree_cache.tier.ranking.as_json(),
             # Only one rank answers; all of them run this in the same step.
             "ranks_agree": tree_cache.tier.ranks_agree(),
+            "hits_expected": tree_cache.tier.hits_expected(),
         },
         "verification": tree_cache.tier.verification.as_json(),
         "inflight": {

@@ -87,6 +87,10 @@ class SsdTier:
             self.counters.forwards += 1
         return capture
 
+    def hits_expected(self) -> dict[str, Any] | None:
+        """Return what the capture plan knows about where requests part, for the status."""
+        return self._planner.hits_expected()
+
     def published(self, req: Any) -> None:
         """The tree has the request's tokens up to `req.last_node`: they are in use now, and its checkpoints have a place."""
         node, end = self.core.node_by_id(req.last_node), req.kv.cache_protected_len

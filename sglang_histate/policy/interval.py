@@ -35,7 +35,9 @@ class IntervalPolicy:
 
     `supported` is in tokens: multiples of 64, ascending, no repeats, `NO_INTERVAL` last if present. A set of
     one is a fixed interval, whatever the segment and the pressure. `at_steps`: no interval at all, instead wherever
-    a scheduler step happens to end on a block boundary (what vLLM's "align" saves).
+    a scheduler step happens to end on a block boundary (what vLLM's "align" saves). `scarce`: storage costs what the SSD
+    gives up for it (`scarcity`), not N_s x pressure. `learned`: no interval, but the places where hits are expected
+    (`segment_plan`).
 
     Raises:
         ValueError: with one sentence that names the offending value.
@@ -43,6 +45,8 @@ class IntervalPolicy:
 
     supported: tuple[int, ...] = DEFAULT_INTERVALS
     at_steps: bool = False
+    scarce: bool = False
+    learned: bool = False
 
     def __post_init__(self) -> None:
         if not self.supported:
@@ -153,7 +157,8 @@ def continuous_interval(length: int, state_tokens: float, pressure: float = 1.0)
 
 
 def parse_interval(text: str, supported: tuple[int, ...] = DEFAULT_INTERVALS) -> IntervalPolicy:
-    """Return the policy named ``adaptive`` (choose from `supported`), ``align``, ``none`` or ``fixed:N`` (N tokens).
+    """Return the policy named ``adaptive`` or ``scarce`` (choose from `supported`), ``learned``, ``align``, ``none`` or
+    ``fixed:N`` (N tokens).
 
     Raises:
         ValueError: with one sentence that names the value and what is allowed.
@@ -161,6 +166,10 @@ def parse_interval(text: str, supported: tuple[int, ...] = DEFAULT_INTERVALS) ->
     value = text.strip()
     if value == "adaptive":
         return IntervalPolicy(supported)
+    if value == "scarce":
+        return IntervalPolicy(supported, scarce=True)
+    if value == "learned":
+        return IntervalPolicy((NO_INTERVAL,), learned=True)
     if value == "none":
         return IntervalPolicy((NO_INTERVAL,))
     if value == "align":
@@ -169,7 +178,7 @@ def parse_interval(text: str, supported: tuple[int, ...] = DEFAULT_INTERVALS) ->
     interval = _parse_tokens(number)
     if mode != "fixed" or interval is None:
         raise ValueError(
-            f"{text!r} is not an interval: write adaptive, align, none, or fixed:N "
+            f"{text!r} is not an interval: write adaptive, scarce, learned, align, none, or fixed:N "
             f"with N a multiple of {STEP_TOKENS}, such as fixed:1024"
         )
     return IntervalPolicy((interval,))

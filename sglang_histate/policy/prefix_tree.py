@@ -255,6 +255,16 @@ class PrefixTree:
         above = self._nodes[node].parent
         return None if above is None else above.id
 
+    def parted(self, node: int | None, position: int) -> int | None:
+        """Return where the text went on to that a request left at `position`, the end of `node`; None if that is not one place.
+
+        What was one node before the match cut it there has one child. With more, another request parted here before.
+        """
+        if node is None or node not in self or self.start(node) + self.tokens(node) != position:
+            return None
+        below = self.children(node)
+        return self.start(below[0]) + self.tokens(below[0]) if len(below) == 1 else None
+
     def children(self, node: int) -> tuple[int, ...]:
         """Ids of the nodes below, latest first."""
         found = []
@@ -274,6 +284,10 @@ class PrefixTree:
             (checkpoint.offset, tuple(tier for tier in TIERS if checkpoint.tiers >> tier & 1))
             for checkpoint in self._inner(node).checkpoints
         )
+
+    def last_used(self, node: int, offset: int) -> int:
+        """Time of the last request that used the KV up to `offset` tokens into the node (KeyError if there is none)."""
+        return self._inner(node).used_to(offset)
 
     def cost_tokens(self, node: int, offset: int) -> float:
         """C of the checkpoint at that position, in tokens (KeyError if there is none)."""

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from sglang_histate.policy.prefix_nodes import Anchor, Checkpoint, Node, last_above, position
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.recompute import COST_SCALE, END_STEPS, WEIGHT_BITS
-from sglang_histate.policy.score import DEFAULT_TAU, Eviction, value
+from sglang_histate.policy.score import DEFAULT_TAU, Eviction, loss_value, value
 from sglang_histate.policy.units import (
     Kind,
     Pool,
@@ -77,7 +77,8 @@ class EvictionQueue:
         self._tier, self._bit = int(pool.tier), 1 << pool.tier
         self._state_bit = self._bit if pool.state_bytes else 0
         self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
-        self._score = mode is Eviction.SCORE
+        self._score = mode in (Eviction.SCORE, Eviction.LOSS)
+        self._value = loss_value if mode is Eviction.LOSS else value
         self._refresh = mode is not Eviction.LRU
         self._share = tree.end_share
         self._priced_at = self._share.steps
@@ -224,7 +225,7 @@ class EvictionQueue:
         cost = (node.start + offset - limit) * (
             (END_STEPS - steps) * anchor.region + ((steps * anchor.ends) << WEIGHT_BITS)
         )
-        worth = value(cost, freed, self._kv_token_bytes, self.tau) if self._score else 0.0
+        worth = self._value(cost, freed, self._kv_token_bytes, self.tau) if self._score else 0.0
         return accessed + worth, worth, accessed, freed, cost, leaf, limit
 
     def _appraise_tail(self, leaf: Node) -> Appraisal | None:

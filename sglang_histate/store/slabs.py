@@ -24,6 +24,11 @@ class SlabPool:
     def free(self) -> int:
         return sum(map(len, self._free))
 
+    @property
+    def fill(self) -> float:
+        """The share of the slabs that is in use, 0 to 1 (1 if there are none); the same on every rank."""
+        return 1 - self.free / self.total if self.total else 1.0
+
     def free_in(self, root: int) -> int:
         return len(self._free[root])
 

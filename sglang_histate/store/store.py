@@ -372,14 +372,16 @@ class CheckpointStore:
         shut(ended, usage, self._events)
 
     def logical_state(self) -> tuple[object, ...]:
-        """Return all that must be equal on every rank after the same calls.
-
-        Entries by last use, free slabs, free buffers, counts of operations, the breaker and the write limits.
-        """
+        """Return all that must be equal on every rank after the same calls: entries by last use, free slabs, free
+        buffers, counts of operations, the breaker and the write limits."""
         entries = tuple(entry.logical() for entry in self._index)
         counts = (*self._writes.counts, *self._reads.counts)
         slabs, free = self._occupancy.slabs.free_ids(), self.records.free_ids()
         return entries, slabs, free, counts, self._roots.logical_state(), self.admission.logical()
+
+    @property
+    def fill(self) -> float:  # see `SlabPool.fill`
+        return self._occupancy.slabs.fill
 
     def stats(self) -> StoreStats:
         return gather(

@@ -51,7 +51,8 @@ def figure_7(engine: Engine) -> tuple[array, array]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "dropped"), [(Eviction.LRU, "S1"), (Eviction.LRU_REFRESH, "S6"), (Eviction.SCORE, "S2")]
+    ("mode", "dropped"),
+    [(Eviction.LRU, "S1"), (Eviction.LRU_REFRESH, "S6"), (Eviction.SCORE, "S2"), (Eviction.LOSS, "S2")],
 )
 def test_figure_7_on_the_device(mode: Eviction, dropped: str) -> None:
     engine = build(mode=mode)
@@ -68,7 +69,8 @@ def test_figure_7_on_the_device(mode: Eviction, dropped: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "dropped"), [(Eviction.LRU, "S1"), (Eviction.LRU_REFRESH, "S6"), (Eviction.SCORE, "S2")]
+    ("mode", "dropped"),
+    [(Eviction.LRU, "S1"), (Eviction.LRU_REFRESH, "S6"), (Eviction.SCORE, "S2"), (Eviction.LOSS, "S2")],
 )
 def test_figure_7_on_the_ssd(mode: Eviction, dropped: str) -> None:
     """Whose slab a new checkpoint takes is the ranking's choice too, not the store's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +25,30 @@ LAYOUT = StateLayout((0,), (1, 2, 2), torch.float32, (3, 3), torch.float32)
 CPU = torch.device("cpu")
 
 
+@dataclass
+class Traffic:
+    """What a ranking would tell; `went_on` is where the text of a branch goes on to."""
+
+    price: float = 50.0
+    inside: float = 0.5
+    went_on: int | None = None
+
+    def pressure(self) -> float:
+        return 1.0
+
+    def end_share(self) -> float:
+        return 0.5
+
+    def checkpoint_price(self) -> float:
+        return self.price
+
+    def hits_inside(self, start: int, end: int) -> float:
+        return self.inside
+
+    def parted(self, node, position: int) -> int | None:
+        return self.went_on
+
+
 class Bench:
     """A planner and its store; `chunk` plays one prefill batch through both."""
 
@@ -32,11 +58,11 @@ class Bench:
         self.page = page
         self.store = open_store(LAYOUT, buffers=buffers, slabs=slabs, threads=1)
         self.counters = Counters()
+        self.traffic = Traffic()
         self.planner = CapturePlanner(
             interval=parse_interval(interval) if isinstance(interval, str) else interval,
             state_tokens=100.0,
-            pressure=lambda: 1.0,
-            end_share=lambda: 0.5,
+            ranking=self.traffic,
             page_size=page,
             grid=page,
             layout=LAYOUT,
@@ -209,6 +235,52 @@ def test_adaptive_intervals_come_from_the_policy() -> None:
     chosen = bench.planner._interval.choose(8000, 100.0)
     assert bench.chunk(request(tokens((1, 8000))), 0, 8000) == [*range(chosen, 8000, chosen), 7936, 8000]
     bench.close()
+
+
+@pytest.mark.parametrize(
+    ("price", "inside"), [(0.0, 0.5), (50.0, 0.5), (4000.0, 0.5), (50.0, 0.0), (float("inf"), 0.5)]
+)
+def test_scarce_intervals_weigh_one_hit_against_the_price_of_all(price: float, inside: float) -> None:
+    bench = Bench("scarce")
+    bench.traffic.price, bench.traffic.inside = price, inside
+    chosen = bench.planner._interval.choose(8000, min(price / inside, 1e12) if inside else 1e12)
+    inner = range(chosen, 8000, chosen) if chosen else ()
+    assert bench.chunk(request(tokens((1, 8000))), 0, 8000) == sorted({*inner, 7936, 8000})
+    assert bench.counters.intervals == {chosen: 1}
+    bench.close()
+
+
+def test_learned_positions_follow_where_requests_part() -> None:
+    """Twenty prompts part 20 pages into one that went on: the next gets a checkpoint near there, and none where it costs more."""
+    bench = Bench("learned", slabs=2048)
+    bench.traffic.price = 40.0
+    before = bench.chunk(request(tokens((1, 6400))), 0, 6400)
+    bench.traffic.went_on = 6400
+    for number in range(20):
+        req = request(tokens((10 + number, 6400)))
+        state_of(req, 64).branch = 1280
+        bench.chunk(req, 0, 6400)
+    bench.traffic.went_on = None
+    after = bench.chunk(request(tokens((99, 6400))), 0, 6400)
+    assert min(abs(position - 1280) for position in after) <= 64
+    assert min(abs(position - 1280) for position in before) > 64
+    assert {6336, 6400} <= set(after), "the ends are kept at any price"
+    bench.traffic.price = float("inf")
+    assert bench.chunk(request(tokens((100, 6400))), 0, 6400) == [6336, 6400]
+    bench.close()
+
+
+@pytest.mark.parametrize("chunk", [64, 192, 2048])
+def test_learned_positions_are_chosen_once_per_request(chunk: int) -> None:
+    bench = Bench("learned")
+    req, positions = request(tokens((1, 6400))), []
+    for start in range(0, 6400, chunk):
+        positions += bench.chunk(req, start, min(start + chunk, 6400))
+    whole = Bench("learned")
+    assert positions == whole.chunk(request(tokens((1, 6400))), 0, 6400)
+    assert bench.planner.prior.as_json() == whole.planner.prior.as_json()
+    bench.close()
+    whole.close()
 
 
 def test_a_page_of_128_names_only_multiples_of_128() -> None:

@@ -103,8 +103,7 @@ class Rank:
             planner=CapturePlanner(
                 interval=parse_interval("fixed:256"),
                 state_tokens=100.0,
-                pressure=lambda: 1.0,
-                end_share=self.engine.ranking.end_share,
+                ranking=self.engine.ranking,
                 page_size=PAGE,
                 grid=PAGE,
                 layout=layout,

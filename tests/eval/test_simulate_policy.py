@@ -13,7 +13,7 @@ from eval.simulate.contents import Contents
 from eval.simulate.engine import Clock
 from eval.simulate.histate import HiState
 from eval.simulate.orders import Order, queue
-from eval.simulate.placement import Adaptive, EveryBlocks, Segment, StepEnds
+from eval.simulate.placement import Adaptive, EveryBlocks, Learned, Segment, StepEnds
 from eval.workloads.sessions import Session, Turn
 from sglang_histate.policy.capture_plan import plan_positions
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy, choose_interval
@@ -148,3 +148,70 @@ def test_aligned_steps_end_on_blocks_of_576() -> None:
     placement = StepEnds()
     assert placement.chunk_tokens == 576 and placement.positions(Segment(0, 60_000, 5, 1.0)) == (5, 937)
     assert [placement.at_chunk_end(page) for page in (8, 9, 18, 19)] == [False, True, True, False]
+
+
+def test_scarce_intervals_are_those_of_the_price() -> None:
+    policy = IntervalPolicy()
+    for price in (0.0, 4.0, 400.0):
+        placement = Adaptive(policy, 1572.0, scarce=True)
+        interval = choose_interval(50_000, policy.supported, price / 0.1)
+        wanted = {at // 64 for at in plan_positions(0, 50_000, interval, 64)} | {781}
+        assert placement.positions(Segment(0, 50_000, None, 1.0, price=price, inside=0.1)) == tuple(
+            sorted(wanted)
+        )
+    nobody = Adaptive(policy, 1572.0, scarce=True)
+    assert nobody.positions(Segment(0, 50_000, None, 1.0, price=4.0, inside=0.0)) == (781,)
+
+
+def test_one_more_checkpoint_lies_a_page_below_the_last_whole_one() -> None:
+    placement = Adaptive(IntervalPolicy((NO_INTERVAL,)), 1572.0, below=True)
+    assert placement.positions(Segment(0, 1930, None, 1.0)) == (29, 30)
+    assert placement.positions(Segment(1856, 1930, None, 1.0)) == (30,)
+
+
+def test_learned_places_follow_the_prior_and_keep_the_extra_positions() -> None:
+    placement = Learned()
+    assert placement.positions(Segment(0, 64_064, 17, 1.0, price=1e9)) == (17, 1000)
+    for _ in range(200):
+        placement.positions(Segment(0, 64_064, None, 1.0, parted=(244, 1000), price=1e9))
+    (first, *_) = placement.positions(Segment(0, 64_064, None, 1.0, price=100.0))
+    assert abs(first - 244) <= 11
+    assert placement.facts()["planned"]["0"] == 201
+
+
+def edited(turns: int, session: int, depth: int) -> Session:
+    """A session that goes back to page `depth`, each time with other pages, from 64 on."""
+    made, fresh = [], 0
+    for _ in range(turns):
+        blocks = [*range(depth), *range(10_000 + fresh, 10_000 + fresh + 150)]
+        fresh += 150
+        made.append(Turn(64 * len(blocks) + 1, 1, tuple(blocks), 0.0, 0.01, 0.0))
+    return Session(f"edited {session}", 64, tuple(made))
+
+
+def test_after_some_sessions_a_new_one_resumes_close_to_where_all_part_the_first_time() -> None:
+    """All sessions go back to page 244. Later ones have a checkpoint within a bin of it when they do so first."""
+    clock = Clock()
+    order = queue(COSTS, Eviction.LOSS)
+    room = Budgets(10**5, 10**6, 10**7)
+    system = HiState(COSTS, room, clock.at, placement=Learned(), order=order)
+    served = [edited(2, number, 244) for number in range(40)]
+    records = [record for record in serve(system, clock, served, live=1) if record.turn == 1]
+    assert len(records) == 40
+    missed = [244 - record.hit // 64 for record in records]
+    assert all(pages <= 11 for pages in missed[20:])
+    assert max(missed[:20]) > 11
+
+
+def test_without_an_ssd_historical_checkpoints_go_to_the_host_if_prices_choose() -> None:
+    turns = [edited(4, number, 83) for number in range(3)]
+    hits = {}
+    for by_price in (False, True):
+        clock = Clock()
+        placement = Adaptive(IntervalPolicy((1024,)), COSTS.state_tokens)
+        room = Budgets(5 * 10**4, 10**6, 0)
+        system = HiState(
+            COSTS, room, clock.at, placement=placement, order=queue(COSTS, Eviction.SCORE), by_price=by_price
+        )
+        hits[by_price] = sum(record.hit for record in serve(system, clock, turns))
+    assert hits[True] > hits[False]

@@ -52,6 +52,17 @@ def test_prompt_and_output_count_together() -> None:
     assert sizes(found) == ([60], [])
 
 
+def test_sessions_of_a_list_are_left_out(tmp_path) -> None:
+    file = write(tmp_path, "some.json", {"ids": ["b", "x"], "sessions": 1, "requests": 1})
+    some = [session("a", turn(1)), session("b", turn(1)), session("c", turn(1))]
+    assert [s.name for s in select(some, f"without:{file}")] == ["a", "c"]
+    assert [s.name for s in select(some, f"without:{file},first:1")] == ["a"]
+    with pytest.raises(BadSelection, match="cannot be read"):
+        list(select(some, f"without:{tmp_path / 'none.json'}"))
+    with pytest.raises(BadSelection, match="selects nothing"):
+        list(select(some, "without:"))
+
+
 def test_steps_are_taken_from_left_to_right() -> None:
     some = [session("a1", turn(9), turn(5)), session("b", turn(1)), session("a2"), session("a3", turn(2))]
     assert [s.name for s in select(some)] == ["a1", "b", "a2", "a3"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import log1p
 
 DEVICE, HOST, SSD = 0, 1, 2
 
@@ -200,5 +201,7 @@ class Model:
             score = float(accessed)
             if mode == "score":
                 score += tau * float(cost * measure / freed)
+            elif mode == "loss":
+                score += tau * log1p(1000 * float(cost * measure / freed))
             ranked.append((score, born, kind, mark, has_state, gone, cut, freed, float(cost), accessed))
         return sorted(ranked, key=lambda unit: unit[:2])

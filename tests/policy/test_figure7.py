@@ -32,7 +32,8 @@ def sessions() -> PrefixTree:
 
 @pytest.mark.parametrize("kv_bytes", [KV_TOKEN, 0], ids=["unified", "states only"])
 @pytest.mark.parametrize(
-    ("mode", "dropped"), [(Eviction.LRU, S1), (Eviction.LRU_REFRESH, S6), (Eviction.SCORE, S2)]
+    ("mode", "dropped"),
+    [(Eviction.LRU, S1), (Eviction.LRU_REFRESH, S6), (Eviction.SCORE, S2), (Eviction.LOSS, S2)],
 )
 def test_what_goes_first(kv_bytes: int, mode: Eviction, dropped: tuple[int, int]) -> None:
     queue = EvictionQueue(sessions(), Pool(Tier.HOST, STATE, kv_bytes), KV_TOKEN, mode=mode)

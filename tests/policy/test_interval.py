@@ -180,6 +180,8 @@ def test_parse_interval():
     assert parse_interval("adaptive") == IntervalPolicy(DEFAULT_INTERVALS)
     assert parse_interval("adaptive", (64, 128)).supported == (64, 128)
     assert parse_interval(" none ").choose(100_000, 1, 0) == NO_INTERVAL
+    assert parse_interval("scarce", (64, 128)) == IntervalPolicy((64, 128), scarce=True)
+    assert parse_interval("learned") == IntervalPolicy((NO_INTERVAL,), learned=True)
     fixed = parse_interval("fixed:1024")
     assert {fixed.choose(n, 1572, p) for n in (0, 100, 8000) for p in (0, 1, 100)} == {1024}
     assert parse_interval("adaptive").choose(8000, 100) == 1024
@@ -202,7 +204,7 @@ def test_parse_interval():
 )
 def test_parse_interval_refuses_and_names_the_value(text):
     with pytest.raises(
-        ValueError, match="is not an interval: write adaptive, align, none, or fixed:N"
+        ValueError, match="is not an interval: write adaptive, scarce, learned, align, none, or fixed:N"
     ) as error:
         parse_interval(text)
     assert repr(text) in str(error.value)
