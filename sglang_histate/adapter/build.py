@@ -39,19 +39,20 @@ from sglang_histate.adapter.metric_table import METRICS
 from sglang_histate.adapter.metrics import MetricsExport
 from sglang_histate.adapter.one_pool import OnePool
 from sglang_histate.adapter.output_ends import OutputEnds
+from sglang_histate.adapter.packed_copies import slot_copies
 from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
 from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
 from sglang_histate.adapter.saving import save_for_restart
-from sglang_histate.adapter.slot_copies import SlotCopies
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
 from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
 from sglang_histate.copy import Chosen, choose_engine
+from sglang_histate.copy.packing import Packing, choose_packing
 from sglang_histate.copy.staging import ring_bytes
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
 from sglang_histate.sizes import format_size
@@ -81,12 +82,13 @@ def build_cache(ctx: TreeCacheBuildContext) -> HiStateCache:
     try:
         layout = _state_layout(params.req_to_token_pool, config.checkpoint_dtype)
         budget = host_budget(params, layout, config, Ranks.of(ctx.server_args))
-        copies = choose_engine(params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device)
+        device = params.req_to_token_pool.mamba_pool.mamba_cache.temporal.device
+        copies, packing = choose_engine(device), choose_packing(device, layout.encoding)
         use_arena(budget, layout, copies.engine)
         cache = create_unified_radix_cache(ctx, cache_class=HiStateCache)
         assert isinstance(cache, HiStateCache)
         check_runtime(ctx, cache)
-        _start_tier(ctx, cache, config, layout, budget, copies)
+        _start_tier(ctx, cache, config, layout, budget, copies, packing)
     except (Refusal, StoreError, UpstreamError) as refusal:
         leave_message(str(refusal))
         raise SystemExit(EXIT_CODE) from None
@@ -107,6 +109,7 @@ def _start_tier(
     layout: StateLayout,
     budget: HostBudget,
     copies: Chosen,
+    packing: Packing,
 ) -> None:
     states = ctx.params.req_to_token_pool.mamba_pool.mamba_cache
     temporal, conv = states.temporal, states.conv[0]
@@ -163,6 +166,14 @@ def _start_tier(
         store.records.memory, temporal.device, flag="--histate-inflight-size", piece_bytes=record.slab_bytes
     )
     on_cuda = temporal.device.type == "cuda"
+    copier = slot_copies(
+        *(layout, temporal, conv),
+        packing=packing,
+        engine=copies.engine,
+        records=store.records.total,
+        records_pinned=records_pin.pinned,
+        forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
+    )
     slots = HostSlots(cache.components[ComponentType.MAMBA], layout)
     kv_face = cache.host_pool_group.get_pool(PoolName.KV)
     if not on_cuda:
@@ -209,15 +220,7 @@ def _start_tier(
             cache,
             store,
             layout,
-            copies=SlotCopies(
-                layout,
-                temporal,
-                conv,
-                engine=copies.engine,
-                records=store.records.total,
-                records_pinned=records_pin.pinned,
-                forward_stream=ctx.tp_worker.model_runner.forward_stream if on_cuda else None,
-            ),
+            copies=copier,
             grid=grid,
             page_size=page_size,
             end_share=ranking.end_share,
@@ -243,7 +246,7 @@ def _start_tier(
     keep_in_place(allocator, lambda: output_ends.reading)
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
-    cache.copies = copies
+    cache.copies, cache.packing = copies, packing
     if config.explain_requests and parallel.attn_tp_rank == 0:  # the rank that answers
         cache.explanations = start_explanations(ctx, cache, config.explain_requests)
     if config.keep_on_restart and config.shutdown_s > 0:
@@ -264,7 +267,7 @@ def _start_tier(
         cache.metrics = _metrics(ctx, cache)
     logger.info(
         "HiState: checkpoint %s, stored as %s in %s = %.0f tokens of KV, interval %s on a grid of %d tokens, SSD %s in %s (%d checkpoints, "
-        "O_DIRECT %s), host %s of which %s in flight (%d records), copies by %s",
+        "O_DIRECT %s), host %s of which %s in flight (%d records), copies by %s, pack: %s",
         format_size(layout.checkpoint_bytes),
         layout.encoding.value,
         format_size(layout.stored_bytes),
@@ -279,9 +282,12 @@ def _start_tier(
         format_size(budget.inflight_bytes),
         budget.record_buffers,
         copies.engine.name,
+        packing.name,
     )
     for name, reason in copies.rejected.items():
         logger.warning("HiState: copies do not go by %s: %s", name, reason)
+    if packing.is_slow:
+        logger.warning("HiState: records are packed by torch, not by kernels: %s", packing.reason)
 
 
 def _metrics(ctx: TreeCacheBuildContext, cache: HiStateCache) -> MetricsExport:

@@ -22,6 +22,7 @@ from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.copy import Chosen
+from sglang_histate.copy.packing import Packing
 
 if TYPE_CHECKING:
     from sglang_histate.adapter.metrics import MetricsExport
@@ -40,8 +41,9 @@ class HiStateCache(UnifiedRadixCache):
     save: Callable[[], None] | None = None
     # None where nothing is told to Prometheus.
     metrics: MetricsExport | None = None
-    # What moves bytes between device and host; None while the base class builds itself.
+    # What moves bytes between device and host and what packs records; None while the base class builds itself.
     copies: Chosen | None = None
+    packing: Packing | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
 

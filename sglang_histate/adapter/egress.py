@@ -1,8 +1,10 @@
 """The way of captured states from the device into host records, beside the forward pass.
 
 On CUDA what a layer produced is gathered into a ring of device memory, and a lane of its own encodes and copies it while
-later layers run; the forward stream waits only where the ring is full. On the CPU engine a copy is a plain one, and
-states that are not stored as they are go through a thread, which encodes all of a forward pass once it has ended.
+later layers run; the forward stream waits only where the ring is full. It encodes with torch, not with `pack`, which
+takes states and windows from the same rows of one pool: here they come one after the other, from different rows. On the
+CPU engine a copy is a plain one, and states that are not stored as they are go through a thread, which encodes all of a
+forward pass once it has ended.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Counters, Drop, Why
+from sglang_histate.adapter.packed_copies import PackedCopies
 from sglang_histate.adapter.ranks import finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.slot_copies import SlotCopies, SlotCopy
@@ -53,7 +54,7 @@ class OutputEnds:
         store: CheckpointStore,
         layout: StateLayout,
         *,
-        copies: SlotCopies,
+        copies: SlotCopies | PackedCopies,
         grid: int,
         page_size: int,
         end_share: Callable[[], float],
@@ -138,6 +139,8 @@ class OutputEnds:
         """Take the `count` oldest copies, unlock their nodes and hand the records over."""
         ends = [self._pending.popleft() for _ in range(count)]
         for end in ends:
+            if end.copy is not None:
+                end.copy.hand_over()
             self._cache.dec_lock_ref(end.node_id, end.lock)
         return ends
 

@@ -2,7 +2,7 @@
 
 On CUDA the number of a slot is only known there: it is fetched first, and the copy is queued in a later step, when it has
 come. The scheduler thread never waits for either. Without a GPU a copy is done when `start` returns, but for encodings,
-which are made on a thread.
+which are made on a thread. Encoded records on CUDA have a way of their own, see `packed_copies`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from sglang_histate.adapter.state_face import pool_parts
-from sglang_histate.adapter.state_layout import StateLayout
+from sglang_histate.adapter.state_layout import RecordViews, StateLayout
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy import CopyEngine, Move, Space, host_engine
+from sglang_histate.copy import CopyEngine, CopyError, Move, Space, host_engine
 from sglang_histate.copy.checkpoints import GROUP_LAYERS, CheckpointPlans, Direction, layer_groups
+from sglang_histate.copy.kernels import NO_SUCH_SLOT
 from sglang_histate.copy.ordering import REACHED, InlineLane, Lane, Mark, Rule, StreamLane, ThreadLane
 from sglang_histate.store import Record
 
@@ -33,6 +34,7 @@ class SlotCopy:
     fetched: Mark | None = None
     index: int = 0  # of the host number that it is fetched into
     mark: Mark | None = None
+    flag: torch.Tensor | None = None  # int32 [1] on the host: what `pack` found, once it has arrived
 
     @property
     def immediate(self) -> bool:
@@ -43,6 +45,21 @@ class SlotCopy:
     def arrived(self) -> bool:
         """Whether the bytes are in the record. What went wrong on a thread is raised here."""
         return self.mark is not None and self.mark.reached(Rule.HANDOVER)
+
+    def hand_over(self) -> None:
+        """The record has arrived and goes to the store. What `pack` found wrong with it keeps it from being stored.
+
+        The store looks at the bytes itself before it writes or lends them, whoever filled the record. The flag comes on
+        top: it was set where the state is, so it holds even if the bytes that came say otherwise.
+
+        Raises:
+            CopyError: the slot was none of the pool's, and the record may hold another one's state.
+        """
+        found = 0 if self.flag is None else int(self.flag[0])
+        if found & NO_SUCH_SLOT:
+            raise CopyError("a state was to be copied from a slot that the device's pool does not have")
+        if found:
+            self.record.sound = False
 
 
 class SlotCopies:
@@ -72,6 +89,7 @@ class SlotCopies:
         on_cuda = temporal.device.type == "cuda"
         if streams is None and on_cuda:
             streams = torch.cuda
+        assert streams is None or layout.encoding is CheckpointDtype.NATIVE, "see PackedCopies"
         self._fetch: StreamLane | None = None
         self._stream: StreamLane | None = None
         self._lane: Lane
@@ -140,19 +158,16 @@ class SlotCopies:
                 self._run(transfers)
         else:
             views = self._layout.record_views(copy.record.payload)
-            for group in self._groups:
-                self._lane.run(lambda group=group: self._encode(row, group, views))  # type: ignore[misc]
+            self._lane.run(lambda: self._encode(row, views))
         copy.mark = self._lane.mark()
 
     def _run(self, copies: Sequence[Any]) -> None:
         self._lane.run(lambda: self._engine.submit(copies))
 
-    def _encode(self, row: int, layers: range, views: Sequence[Any]) -> None:
+    def _encode(self, row: int, views: Sequence[RecordViews]) -> None:
         moves = []
-        for layer in layers:  # one group at a time bounds the copies on the device
-            encoded = self._layout.codec.encode(self._temporal[layer, row : row + 1])
-            moves += [
-                Move(part[0], place) for part, place in zip(encoded, views[layer].temporal, strict=True)
-            ]
-            moves.append(Move(self._conv[layer, row], views[layer].conv))
+        for temporal, conv, places in zip(self._temporal, self._conv, views, strict=True):
+            parts = self._layout.codec.encode(temporal[row : row + 1])
+            moves += [Move(part[0], place) for part, place in zip(parts, places.temporal, strict=True)]
+            moves.append(Move(conv[row], places.conv))
         self._engine.submit(moves)

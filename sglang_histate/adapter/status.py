@@ -20,7 +20,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
     return {
         "enabled": True,
         **figures.facts,
-        "copy_engine": None if tree_cache.copies is None else tree_cache.copies.as_json(),
+        "copy_engine": _copy_engine(tree_cache),
         "tiers": {
             "device": figures.device,
             "host": figures.host,
@@ -60,6 +60,13 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         },
         "metrics": metrics_as_json(METRICS, figures),
     }
+
+
+def _copy_engine(tree_cache: HiStateCache) -> dict[str, Any] | None:
+    """What copies between device and host, and what packs records before."""
+    if tree_cache.copies is None or tree_cache.packing is None:
+        return None
+    return {**tree_cache.copies.as_json(), "pack": tree_cache.packing.as_json()}
 
 
 def host_lock_count(tree_cache: Any) -> int:

@@ -110,9 +110,12 @@ def _copies(report: _Report, gpu: bool) -> None:
     try:
         import torch
 
+        from sglang_histate.config import CheckpointDtype
         from sglang_histate.copy import choose_engine
+        from sglang_histate.copy.packing import choose_packing
 
-        chosen = choose_engine(torch.device("cuda", 0) if gpu else torch.device("cpu"))
+        device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+        chosen = choose_engine(device)
     except Exception as error:
         report.problems.append(f"no copy engine: {str(error).partition(chr(10))[0]}")
         return
@@ -120,6 +123,11 @@ def _copies(report: _Report, gpu: bool) -> None:
     report.facts["copy_engines_rejected"] = [f"{name}: {reason}" for name, reason in chosen.rejected.items()]
     for name, reason in chosen.rejected.items():
         report.warnings.append(f"copies do not go by {name}: {reason}")
+    # What records of any encoding but native would be packed by.
+    packing = choose_packing(device, CheckpointDtype.BF16)
+    report.facts["copy_pack"] = f"{packing.name}: {packing.reason}"
+    if packing.is_slow:
+        report.warnings.append(f"encoded records are packed by torch, not by kernels: {packing.reason}")
 
 
 def _kernels(gpu: bool, capability: tuple[int, int]) -> str:

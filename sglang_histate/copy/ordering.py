@@ -6,7 +6,7 @@ what goes wrong.
 
     STATE        A captured state is complete before it is copied: the lane follows the stream that wrote it.
     RESTAGE      What lies in a block of the staging ring was copied before the block is written again.
-    INDEX        A number computed on the device is complete before it is copied to the host.
+    INDEX        A number computed on the device is complete before it is copied to the host, or a kernel reads it.
     INDEX_READ   That number is on the host before it is used there.
     HANDOVER     The bytes are in the record before the record is handed to the store, or the slot to the pool.
     QUIET        Nothing is on its way any more when the tree, the pool or the records are emptied.

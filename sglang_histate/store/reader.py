@@ -155,7 +155,7 @@ class Reader:
         record, layout = ticket.record, self._layout
         if record is None:
             return MissReason.TIMED_OUT  # it was given up before it began
-        if not layout.may_store(ticket.kind, record.payload):
+        if not record.sound or not layout.may_store(ticket.kind, record.payload):
             return MissReason.NOT_FINITE
         return deliver(ticket, record, range(len(layout.part_bytes(ticket.kind, ticket.n_pages))))
 

@@ -33,10 +33,11 @@ class Record:
     `payload` is where a checkpoint lies, a writable uint8 array of exactly `payload_bytes`;
     `torch.frombuffer(record.payload, ...)` shares it. `kv_pages` are the same bytes as an extent:
     ``[pages_per_extent, kv_page_bytes]``, of which a record of n pages uses the first n. Once the record was
-    put, its bytes are read-only by contract: reads may be served from it.
+    put, its bytes are read-only by contract: reads may be served from it. Who filled it and knows that it must never be
+    stored makes it not `sound` before that.
     """
 
-    __slots__ = ("buffer_id", "claim", "header", "image", "kv_pages", "memory", "payload", "refs")
+    __slots__ = ("buffer_id", "claim", "header", "image", "kv_pages", "memory", "payload", "refs", "sound")
 
     def __init__(self, buffer_id: int, memory: Bytes, layout: RecordLayout) -> None:
         self.buffer_id = buffer_id
@@ -47,6 +48,7 @@ class Record:
         extent = memory[layout.header_bytes :][: layout.pages_per_extent * layout.kv_page_bytes]
         self.kv_pages = extent.reshape(layout.pages_per_extent, layout.kv_page_bytes)
         self.refs = 0
+        self.sound = True
         self.claim: Claim | None = None  # the store's: bytes that it may cost to write this record
 
 
@@ -97,6 +99,7 @@ class RecordPool:
         record = self._free.pop()
         assert record.refs == 0
         record.refs = 1
+        record.sound = True
         return record
 
     def share(self, record: Record) -> Record:

@@ -109,7 +109,7 @@ class Writer:
             self._disk.revive()
         self._settle()
         record, entry, layout = operation.record, operation.entry, self._layout
-        if not layout.may_store(entry.kind, record.payload):
+        if not record.sound or not layout.may_store(entry.kind, record.payload):
             return DropReason.NOT_FINITE
         parts = layout.part_bytes(entry.kind, entry.n_pages)
         header = SlabHeader(

@@ -21,12 +21,13 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_histate.adapter.arena_face import ArenaFace
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.egress import LayerEgress
-from sglang_histate.adapter.slot_copies import SlotCopies
+from sglang_histate.adapter.packed_copies import PackedCopies, slot_copies
 from sglang_histate.adapter.tree_attach import Attach, attach_host_state
 from sglang_histate.config import CheckpointDtype
 from sglang_histate.copy.cuda_engine import BatchEngine, LoopEngine
+from sglang_histate.copy.packing import Packing
 from sglang_histate.store.records import RecordPool
-from tests.copy.fake_device import FakeDevice, FakeDriver, Watch
+from tests.copy.fake_device import DeviceKernels, FakeDevice, FakeDriver, Watch
 
 from .engine import PAGE, Engine, build, request, tokens
 from .test_capture import LAYERS, LAYOUT, Forward, state
@@ -142,6 +143,14 @@ def give_away(device: FakeDevice, payload: Any) -> None:
     payload[:] = LOST
 
 
+def packing_of(encoding: CheckpointDtype) -> Packing:
+    """Return what a GPU has for records of that encoding."""
+    if encoding is CheckpointDtype.NATIVE:
+        return Packing("none", "native")
+    kernels = DeviceKernels("on a device that remembers")
+    return Packing(kernels.name, kernels.reason, kernels)
+
+
 def output_ends(
     device: FakeDevice,
     monkeypatch: Any,
@@ -155,15 +164,17 @@ def output_ends(
     states = cache.req_to_token_pool.mamba_pool.mamba_cache
     temporal, conv = states.temporal, states.conv[0]
     forward = device.Stream()
-    copies = SlotCopies(
-        rank.engine.layout,
-        temporal,
-        conv,
+    copies = slot_copies(
+        *(rank.engine.layout, temporal, conv),
+        packing=packing_of(encoding),
         engine=BatchEngine(FakeDriver(device)),
         records=store.records.total,
+        records_pinned=True,
         forward_stream=forward,
         streams=device,
     )
+    if isinstance(copies, PackedCopies):
+        device.on_device(copies._packer._staged, copies._packer._flag)
     rank.tier.output_ends._copies = copies
     device.on_device(temporal, conv)
     slots: dict[Any, int] = {}
@@ -172,8 +183,11 @@ def output_ends(
 
     def put(key: bytes, position: int, record: Any, **namespace: Any) -> Any:
         device.host_reads(record.payload, "the store writes a record")
-        for index, views in enumerate(rank.engine.layout.record_views(record.payload)):
+        layout = rank.engine.layout
+        wanted = layout.codec.encode(torch.full((1, *layout.temporal_shape), 1.0 + len(rank.published)))
+        for index, views in enumerate(layout.record_views(record.payload)):
             assert (views.conv == position + index).all(), "not the state that was to be stored"
+            assert all(torch.equal(a, b[0]) for a, b in zip(views.temporal, wanted, strict=True))
         return real_put(key, position, record, **namespace)
 
     def release(record: Any) -> None:
@@ -207,17 +221,18 @@ def output_ends(
             rank.tier.output_ends.take(req)
             rank.tier.tick()
         if seed == 2 and end != "tick":
-            break  # its number is still on its way
+            break  # its number is still on its way, or the record
         device.finish()
         with Watch(device):
-            rank.tier.tick()  # the number has come, the copy is queued
+            rank.tier.tick()  # the number has come and the copy is queued, or a packed record has arrived
     if end == "reset":
         with device.may_wait(), Watch(device):
             rank.tier.output_ends.reset()
         device.finish()
         with Watch(device):
             rank.tier.output_ends.done_count()
-        assert len(lost) == 2 and all((payload == LOST).all() for payload in lost)
+        on_their_way = 2 if encoding is CheckpointDtype.NATIVE else 1
+        assert len(lost) == on_their_way and all((payload == LOST).all() for payload in lost)
     elif end == "land":
         with device.may_wait(), Watch(device):
             rank.tier.land()
@@ -393,8 +408,11 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "output ends": output_ends,
     "output ends in int8": partial(output_ends, encoding=CheckpointDtype.INT8),
+    "output ends in bf16": partial(output_ends, encoding=CheckpointDtype.BF16),
     "output ends that are flushed": partial(output_ends, end="reset"),
     "output ends before the exit": partial(output_ends, end="land"),
+    "output ends in int8 that are flushed": partial(output_ends, encoding=CheckpointDtype.INT8, end="reset"),
+    "output ends in int8 before the exit": partial(output_ends, encoding=CheckpointDtype.INT8, end="land"),
     "backup and restore": transfers,
     "a backup that is flushed": partial(transfers, flush=True),
     "spills": spills,

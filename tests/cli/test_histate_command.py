@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_histate import copy
 from sglang_histate.cli import main
+from sglang_histate.copy import packing
+from sglang_histate.copy.kernels import load
 from sglang_histate.upstream import gates, hashes, locations, overlay, pin, tree
 
 
@@ -148,6 +151,7 @@ def test_doctor_reports_a_usable_machine(tmp_path: Path, monkeypatch, capsys) ->
         facts["device"] == "cpu" and facts["kernels"] == "CPU torch ops" and facts["page_size_tokens"] == 64
     )
     assert facts["copy_engine"] == "cpu" and facts["copy_engines_rejected"] == []
+    assert facts["copy_pack"] == "none: states are encoded by a thread where they are on cpu"
     assert not facts["overlay_built"] and facts["patch_groups"] == ["cpu", "histate"]
     assert facts["ssd_writable"] and facts["ssd_mode"] == "0700" and facts["ssd_free_bytes"] > 0
     overlay.build_overlay(facts["patch_groups"])
@@ -163,6 +167,13 @@ def test_doctor_says_why_nothing_faster_copies(monkeypatch, capsys) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert facts["copy_engines_rejected"] == ["cudaMemcpyBatchAsync: the device cannot"]
     assert "copies do not go by cudaMemcpyBatchAsync: the device cannot" in facts["warnings"]
+    assert not any("packed" in warning for warning in facts["warnings"])
+    torch_packs = packing.Packing("torch", "no nvcc", load(torch.device("cpu")))
+    monkeypatch.setattr(packing, "choose_packing", lambda device, encoding: torch_packs)
+    assert main(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["copy_pack"] == "torch: no nvcc"
+    assert "encoded records are packed by torch, not by kernels: no nvcc" in facts["warnings"]
 
     def broken(device: object) -> None:
         raise RuntimeError("nothing can copy\nand more")

@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sglang_histate.copy._kernels.reference import TorchKernels
 from sglang_histate.copy.transfer import Descriptors
 
 Range = tuple[int, int]
@@ -381,6 +382,14 @@ class FakeDriver:
                 self._device.queue(reads, writes, "copy")
         else:
             self._device.queue(reads, writes, "copy")
+
+
+class DeviceKernels(TorchKernels):
+    """The reference, for which the slots' numbers lie on the device: only what is queued there may read them."""
+
+    def pack(self, pool: Any, slots: Any, records: Any, encoding: Any, *, flags: Any = None, **_: Any) -> Any:
+        self._pack(pool, pool.form(encoding), slots, records, flags, 0)
+        return flags
 
 
 class Watch(TorchDispatchMode):

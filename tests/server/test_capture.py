@@ -30,7 +30,12 @@ def capture_one(servers: Servers, spec: Spec) -> tuple[Captured, list[int]]:
     checkpoints = Checkpoints(server, servers.ssd_dir(spec))
     checkpoints.mark()
     before = server.status()["counters"]
-    assert server.status()["copy_engine"] == {"name": "cpu", "fallback": None, "rejected": {}}
+    engine = server.status()["copy_engine"]
+    assert (engine["name"], engine["fallback"], engine["rejected"]) == ("cpu", None, {})
+    assert engine["pack"] == {
+        "name": "none",
+        "reason": "states are encoded by a thread where they are on cpu",
+    }
     answer = server.generate(PROMPT, 8)
     assert cached(answer) == 0
     written = checkpoints.written()

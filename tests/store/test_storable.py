@@ -55,6 +55,27 @@ def test_nobody_reads_it_from_memory_either(store, disk: FakeDisk) -> None:
     assert store.lookup(key(2)) is None and store.records.free == store.records.total
 
 
+def test_who_filled_a_record_can_keep_it_from_being_stored(store, disk: FakeDisk) -> None:
+    """Whatever its bytes say: neither the disk nor a reader gets them. The buffer is as good as any other afterwards."""
+    disk.writes_allowed.clear()
+    before, delivered = store.stats().bytes_written, []
+    record = store.acquire_record()
+    record.payload[:] = 7
+    record.sound = False
+    assert store.put(key(1), 64, record) is PutResult.STORED
+    read = store.begin_read(key(1), deliver=lambda record, parts: delivered.append(parts))
+    disk.writes_allowed.set()
+    settle(store)
+    assert read.miss_reason is MissReason.NOT_FINITE and delivered == []
+    stats = store.stats()
+    assert stats.drops[DropReason.NOT_FINITE] == 1 and stats.bytes_written == before
+    assert store.lookup(key(1)) is None and store.records.free == store.records.total
+    for number in range(2, 2 + store.records.total):  # in every buffer
+        assert put(store, number, 7) is PutResult.STORED
+        settle(store)
+        assert store.lookup(key(number)) is not None
+
+
 def test_kv_is_not_asked_about(store) -> None:
     assert put_extent(store, 1, n_pages=1, fill=BAD) is PutResult.STORED
     settle(store)
