@@ -226,7 +226,7 @@ def test_the_figures_are_those_of_the_answers(browser: Browser) -> None:
         assert head == ["last 5 minutes", "KV was on", "checkpoint was on"]
         assert rows == [
             ["device", "15.0 %", "0.0 %"], ["host", "0.0 %", "0.0 %"], ["ssd", "10.0 %", "25.0 %"],
-            ["computed again, KV was there", "5.0 %", ""], ["computed", "70.0 %", ""],
+            ["computed again", "5.0 %", ""], ["computed", "70.0 %", ""],
         ]  # fmt: skip
         drawn = "return [...document.querySelectorAll('#series rect')].map(one => one.getAttribute('class'))"
         assert browser.run(drawn) == [
