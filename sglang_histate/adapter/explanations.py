@@ -172,6 +172,7 @@ class Explanations:
             device=made.device,
             host=made.host,
             ssd=made.ssd,
+            checkpoint_tier=made.checkpoint_tier,
             replayed=made.replayed,
             computed=made.prompt - made.checkpoint - made.replayed,
         )

@@ -13,8 +13,8 @@ STEPS = 180
 class Step:
     """Requests that were admitted in `STEP_S` seconds from `start_s` (Unix time); the rest is tokens of their prompts.
 
-    `device`, `host` and `ssd` say where the KV was; `replayed` tokens had KV and were computed all the same, `computed` had
-    none.
+    `device`, `host` and `ssd` say where the KV of the reused tokens was, `from_device`, `from_host` and `from_ssd` where the
+    checkpoint that they were resumed from was. `replayed` tokens had KV and were computed all the same, `computed` had none.
     """
 
     start_s: int
@@ -22,6 +22,9 @@ class Step:
     device: int = 0
     host: int = 0
     ssd: int = 0
+    from_device: int = 0
+    from_host: int = 0
+    from_ssd: int = 0
     replayed: int = 0
     computed: int = 0
 
@@ -32,7 +35,17 @@ class HitSeries:
     def __init__(self) -> None:
         self._steps: deque[Step] = deque(maxlen=STEPS)
 
-    def add(self, now_s: float, *, device: int, host: int, ssd: int, replayed: int, computed: int) -> None:
+    def add(
+        self,
+        now_s: float,
+        *,
+        device: int,
+        host: int,
+        ssd: int,
+        checkpoint_tier: str | None,
+        replayed: int,
+        computed: int,
+    ) -> None:
         """Count one request. A clock that was set back counts into the latest step."""
         start = int(now_s) // STEP_S * STEP_S
         if not self._steps or self._steps[-1].start_s < start:
@@ -42,6 +55,9 @@ class HitSeries:
         step.device += device
         step.host += host
         step.ssd += ssd
+        if checkpoint_tier is not None:
+            name = f"from_{checkpoint_tier}"
+            setattr(step, name, getattr(step, name) + device + host + ssd)
         step.replayed += replayed
         step.computed += computed
 

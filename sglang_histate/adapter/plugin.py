@@ -1,4 +1,5 @@
-"""SGLang's plugin entry point: registers the radix cache backend ``histate`` in every process of our server.
+"""SGLang's plugin entry point: registers the radix cache backend ``histate`` in every process of our server,
+and leaves Ctrl-C to the first of them.
 
 Without the launcher's environment it does nothing, so a plain sglang in the same virtual environment stays plain.
 A failure here is logged and skipped by sglang; the server then stops because the backend is not registered.
@@ -19,6 +20,9 @@ def register() -> None:
         return
     from sglang.srt.mem_cache.registry import get_radix_cache_factory, register_radix_cache_backend
 
+    from sglang_histate.adapter.interrupt import leave_it_to_the_parent
+
+    leave_it_to_the_parent()
     if get_radix_cache_factory(BACKEND) is None:
         register_radix_cache_backend(BACKEND, _factory)
 

@@ -13,16 +13,18 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from sglang_histate.adapter import explain_routes, purge
+from sglang_histate.adapter import explain_routes, interrupt, purge
 
 PAGE = Path(__file__).with_name("status_page.html")
 
 
 def install_routes(app: Any) -> None:
-    """Add the routes to `app`."""
+    """Add the routes to `app`, and have Ctrl-C end it as SIGTERM does."""
     from sglang.srt.managers.io_struct import GetInternalStateReq
     from sglang.srt.runtime_context import get_serving
     from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    interrupt.end_gracefully_while_serving(app)
 
     def manager() -> Any:
         from sglang.srt.entrypoints.http_server import _global_state

@@ -16,6 +16,7 @@ from sglang.srt.utils import kill_process_tree
 
 from sglang_histate.adapter.checks import check_arguments, check_model, check_resolved, one_pool_sentence
 from sglang_histate.adapter.flags import config_of
+from sglang_histate.adapter.interrupt import INTERRUPTED
 from sglang_histate.adapter.plugin import BACKEND
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, open_mailbox, read_message
 from sglang_histate.config import ConfigError
@@ -80,6 +81,8 @@ def _run(server_args: ServerArgs) -> int:
     code = 0
     try:
         run_server(server_args)
+    except KeyboardInterrupt:  # Ctrl-C while the model is loaded: nothing to save, nothing to explain
+        code = INTERRUPTED
     except Exception:
         sentence = read_message(mailbox)
         if not sentence:

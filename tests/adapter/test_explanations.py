@@ -333,10 +333,14 @@ def test_details_without_explanations() -> None:
 def test_a_series_keeps_half_an_hour() -> None:
     series = HitSeries()
     for number in range(2 * STEPS):
-        series.add(number * STEP_S, device=1, host=2, ssd=3, replayed=4, computed=5)
-    series.add((2 * STEPS - 1) * STEP_S - 5, device=1, host=0, ssd=0, replayed=0, computed=0)  # set back
+        series.add(number * STEP_S, device=1, host=2, ssd=3, checkpoint_tier="ssd", replayed=4, computed=5)
+    series.add(  # set back
+        (2 * STEPS - 1) * STEP_S - 5, device=1, host=0, ssd=0, checkpoint_tier="host", replayed=0, computed=0
+    )
     found = series.as_json(2 * STEPS * STEP_S)
     assert len(found) <= STEPS and found[-1]["requests"] == 2 and found[-1]["device"] == 2
+    latest = found[-1]
+    assert (latest["from_device"], latest["from_host"], latest["from_ssd"]) == (0, 1, 6)
     assert found[-1]["start_s"] == (2 * STEPS - 1) * STEP_S
     assert series.as_json(9 * STEPS * STEP_S) == []
 

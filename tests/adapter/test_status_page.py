@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from sglang_histate.adapter.hit_series import STEP_S, Step
 from sglang_histate.adapter.routes import PAGE
 from tests.browser import Browser, needs_browser
 
@@ -67,6 +70,18 @@ def breaker(state: str = "closed", reason: str | None = None) -> dict[str, Any]:
     return {"state": state, "reason": reason}
 
 
+EVICTION = {
+    "ranks_agree": True,
+    "kv_residence_requests": None,
+    "state_residence_requests": None,
+    "pressure": 1.0,
+}
+COUNTERS = {
+    "verify_mismatches_total": 0, "requests_total": 4, "prompt_tokens_total": 2000, "internal_hits_total": 1,
+    "hit_tokens_total": {"device": 300, "host": 0, "ssd": 700}, "recomputed_tokens_with_kv_total": 128,
+}  # fmt: skip
+
+
 def rank(**changes: Any) -> dict[str, Any]:
     return {
         "enabled": True,
@@ -75,28 +90,34 @@ def rank(**changes: Any) -> dict[str, Any]:
         "tiers": {
             "device": {"kv": {"used_bytes": 3}, "states": {"used_bytes": 1}, "total_bytes": 8},
             "host": {
-                "kv": {"used_bytes": 1}, "states": {"used_bytes": 1}, "inflight": {"used_bytes": 0}, "total_bytes": 4,
+                "kv": {"used_bytes": 3}, "states": {"used_bytes": 1}, "inflight": {"used_bytes": 24, "total_bytes": 96},
+                "arena_bytes": 4, "total_bytes": 100,
             },
             "ssd": {
                 "kinds": {"checkpoint": {"entries": 1, "used_bytes": 1024}, "kv": {"entries": 0, "used_bytes": 0}},
                 "checkpoints": {"total_bytes": 4096},
                 "directories": [{"name": HOSTILE, "reads": breaker(), "writes": breaker()}],
                 "files_lost": 0,
+                "recovered": {"checkpoints": 7, "kv_extents": 35},
+                "writes": {"bytes_today": 2048, "bytes_per_day": None},
             },
         },
-        "eviction": {"ranks_agree": True},
+        "eviction": EVICTION,
         "verification": {"quarantined": False, "quarantine_reason": None, "weights_changed": False},
         "inflight": {"writes": 0, "records_free": 1, "records_total": 1},
         "locks": {"requests_waiting_for_reads": 0},
-        "counters": {"verify_mismatches_total": 0},
+        "counters": COUNTERS,
         **changes,
     }  # fmt: skip
 
 
 def activity(**changes: Any) -> dict[str, Any]:
     one = {
-        "rid": HOSTILE, "admitted_s": 1.0, "prompt_tokens": 1000, "checkpoint": 64, "replayed": 0,
-        "prefix_break": {"position": 77, "place": "user turn 2", "before": None, "against": None, "alike_after": 0},
+        "rid": HOSTILE, "admitted_s": 1.0, "prompt_tokens": 1000, "checkpoint": 64, "checkpoint_tier": "ssd",
+        "replayed": 128, "replayed_because": [{"why": "not_captured", "start": 64, "end": 192}],
+        "prefix_break": {
+            "position": 277, "place": "user turn 2", "before": HOSTILE, "against": HOSTILE, "alike_after": 0,
+        },
     }  # fmt: skip
     session = {
         "rid": HOSTILE,
@@ -159,6 +180,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
+BARS = "return [...document.querySelectorAll('#tiers .bar')].map(one => one.getAttribute('aria-label'))"
 SHOWN = "return !document.getElementById('main').hidden && document.documentElement.dataset.shown"
 
 
@@ -178,12 +200,60 @@ def test_names_from_clients_are_shown_and_not_obeyed(browser: Browser) -> None:
         assert browser.complaints() == []
 
 
+def step(start_s: int, **tokens: int) -> dict[str, int]:
+    """Return ten seconds of a session's life, with the keys of hit_series.py."""
+    return asdict(Step(start_s, requests=1, **tokens))
+
+
+@needs_browser
+def test_the_figures_are_those_of_the_answers(browser: Browser) -> None:
+    now = int(time.time()) // STEP_S * STEP_S
+    series = [
+        step(now - 20, computed=1000),
+        step(now, device=300, ssd=200, from_ssd=500, replayed=100, computed=400),
+    ]
+    with Fake(answer(rank()), [activity(series=series)]) as fake:
+        browser.open(fake.url)
+        browser.wait(SHOWN)
+        # The arena is full: what is in flight has a bar of its own, and hides nothing.
+        assert browser.run(BARS) == [
+            "device 50.0 % used", "host 100.0 % used", "in flight 25.0 % used", "ssd 25.0 % used",
+        ]  # fmt: skip
+        totals = browser.text("#totals")
+        assert "4 requests, 50.0 % of 2,000 prompt tokens reused, 1 internal hit, 128 tokens" in totals
+        shares = "return [...document.querySelectorAll('#shares tr')].map(one => one.innerText.split('\t').map(part => part.trim()))"
+        head, *rows = browser.run(shares)
+        assert head == ["last 5 minutes", "KV was on", "checkpoint was on"]
+        assert rows == [
+            ["device", "15.0 %", "0.0 %"], ["host", "0.0 %", "0.0 %"], ["ssd", "10.0 %", "25.0 %"],
+            ["computed again", "5.0 %", ""], ["computed", "70.0 %", ""],
+        ]  # fmt: skip
+        drawn = "return [...document.querySelectorAll('#series rect')].map(one => one.getAttribute('class'))"
+        assert browser.run(drawn) == [
+            *("computed", "device", "ssd", "replayed", "computed"),  # by the tier of the KV
+            *("computed", "ssd", "replayed", "computed"),  # by the tier of the checkpoint
+        ]
+        assert "7 checkpoints, 35 extents of KV" in browser.text("#health")
+        assert "64 (ssd)" in browser.text("#breaks") and "128: not captured" in browser.text("#breaks")
+        assert "token 1,024" in browser.run("return document.querySelector('#sessions').textContent")
+
+
+@needs_browser
+def test_a_server_that_has_gone_is_said(browser: Browser) -> None:
+    with Fake(answer(rank()), [activity()]) as fake:
+        browser.open(fake.url)
+        browser.wait(SHOWN)
+    browser.wait("return document.getElementById('state').innerText.includes('what is below is old')")
+    assert browser.run("return document.getElementById('state').className") == "bad"
+    browser.complaints()  # of the failed requests
+
+
 @needs_browser
 def test_what_is_wrong_stands_out(browser: Browser) -> None:
     broken = rank(
-        eviction={"ranks_agree": False},
+        eviction=EVICTION | {"ranks_agree": False},
         verification={"quarantined": True, "quarantine_reason": "a state was off", "weights_changed": True},
-        counters={"verify_mismatches_total": 2},
+        counters=COUNTERS | {"verify_mismatches_total": 2},
     )
     broken["tiers"]["ssd"]["directories"] = [
         {"name": "/a", "reads": breaker(), "writes": breaker("open", "ENOSPC")}
@@ -193,7 +263,7 @@ def test_what_is_wrong_stands_out(browser: Browser) -> None:
         browser.open(fake.url)
         browser.wait(SHOWN)
         lines = browser.run("return [...document.querySelectorAll('#health .bad')].map(one => one.innerText)")
-        for words in ("quarantine: a state was off", "weights were replaced", "/a: no writes (ENOSPC)", "1 files",
+        for words in ("quarantine: a state was off", "weights were replaced", "/a: no writes (ENOSPC)", "1 file of",
                       "ranks disagree", "2 restored states were wrong"):  # fmt: skip
             assert any(words in line for line in lines), words
         assert browser.run("return document.querySelectorAll('#health .good').length") == 0

@@ -24,24 +24,9 @@ from sglang_histate.policy.interval import DEFAULT_INTERVALS, NO_INTERVAL, choos
 from sglang_histate.policy.residence import MAX_PRESSURE, MIN_PRESSURE
 
 GIB = 1 << 30
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "Qwen3.5-9B"
 # Qwen3.5-9B as far as sizes go.
-QWEN_9B: dict[str, Any] = {
-    "dtype": "bfloat16",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "intermediate_size": 12288,
-    "vocab_size": 248320,
-    "full_attention_interval": 4,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "mamba_ssm_dtype": "float32",
-}
+QWEN_9B: dict[str, Any] = json.loads((EXAMPLE / "config.json").read_text(encoding="utf-8"))["text_config"]
 MACHINE = ("--device", "80GiB", "--host", "256GiB", "--ssd", "2TiB")
 
 
@@ -182,6 +167,14 @@ def test_a_file_that_is_no_configuration(tmp_path, capsys, content) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     assert f"--model {tmp_path}" in refused(capsys, "--model", str(tmp_path), *MACHINE)
+
+
+def test_a_name_as_the_server_takes_it_is_told_from_a_path(tmp_path, capsys) -> None:
+    assert "hf download Qwen/Qwen3.5-9B config.json" in refused(
+        capsys, "--model", "Qwen/Qwen3.5-9B", *MACHINE
+    )
+    for path in (str(tmp_path / "none"), "./none", "models/of/mine"):
+        assert "hf download" not in refused(capsys, "--model", path, *MACHINE)
 
 
 @pytest.mark.parametrize("argv", [("--tp", "0"), ("--page-size", "100"), ("--device", "80GB"), ("--ssd", "0"), ("--mem-fraction-static", "2")])  # fmt: skip

@@ -198,12 +198,38 @@ def test_the_page_shows_what_the_routes_say(main: Server) -> None:
     assert status["eviction"]["ranks_agree"] and not status["verification"]["quarantined"]
     assert found["remembers"] and found["structure"] == "on"
     assert sum(step["requests"] for step in found["series"]) >= 2
-    assert {"device", "host", "ssd", "replayed", "computed", "start_s"} <= set(found["series"][-1])
+    assert {
+        "device",
+        "host",
+        "ssd",
+        "from_device",
+        "from_host",
+        "from_ssd",
+        "replayed",
+        "computed",
+        "start_s",
+    } == set(found["series"][-1]) - {"requests"}
+    first = status["ranks"][0]
+    assert {"bytes_today", "bytes_per_day"} <= set(tiers["ssd"]["writes"])
+    assert {"checkpoints", "kv_extents"} <= set(tiers["ssd"]["recovered"])
+    assert (
+        tiers["host"]["arena_bytes"] + tiers["host"]["inflight"]["total_bytes"]
+        == tiers["host"]["total_bytes"]
+    )
+    assert {"kv_residence_requests", "state_residence_requests", "pressure"} <= set(first["eviction"])
+    assert {
+        "requests_total",
+        "prompt_tokens_total",
+        "internal_hits_total",
+        "recomputed_tokens_with_kv_total",
+    } <= set(first["counters"])
+    assert set(first["counters"]["hit_tokens_total"]) == {"device", "host", "ssd"}
     sessions = {session["rid"]: session for session in found["sessions"]}
     line = sessions["page-1"]
     assert line["kv"][0]["start"] == 0 and line["kv"][-1]["end"] == line["tokens"] == 960
     assert "device" in line["kv"][0]["tiers"] and line["checkpoints"][-1]["at"] == 960
     assert found["breaks"][0]["rid"] == "page-2" and found["breaks"][0]["prefix_break"]["position"] == 700
+    assert {"checkpoint", "checkpoint_tier", "replayed", "replayed_because"} <= set(found["breaks"][0])
 
 
 @needs_browser
@@ -220,9 +246,9 @@ def test_the_page_in_a_browser(main: Server, tmp_path: Path) -> None:
         bars = (
             "return [...document.querySelectorAll('#tiers .bar')].map(one => one.getAttribute('aria-label'))"
         )
-        device, host, ssd = browser.run(bars)
+        device, host, flying, ssd = browser.run(bars)
         assert device.startswith("device") and not device.startswith("device 0.0")
-        assert host.startswith("host") and ssd.startswith("ssd")
+        assert host.startswith("host") and flying == "in flight 0.0 % used" and ssd.startswith("ssd")
         lines = browser.run(
             "return [...document.querySelectorAll('#sessions .session')].map(one => ({...one.dataset}))"
         )

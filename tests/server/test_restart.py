@@ -37,6 +37,7 @@ pytestmark = pytest.mark.server
 
 ROUNDS = int(os.environ.get("HISTATE_RESTART_ROUNDS") or 1)
 DTYPE = os.environ.get("HISTATE_RESTART_DTYPE") or "native"
+SAVED = "can be resumed after a restart"
 ARGUMENTS = (
     "--demo", "--chunked-prefill-size", "4096", "--max-total-tokens", "3072", "--max-mamba-cache-size", "24",
     "--histate-checkpoint-dtype", DTYPE, "--histate-ssd-size", "32MiB", "--histate-inflight-size", "2MiB", "--histate-host-size", "6MiB",
@@ -64,11 +65,14 @@ class Restarts:
         os.killpg(self.server.process.pid, signal.SIGKILL)
         self.server.process.wait(20)
 
-    def stop(self) -> str:
-        """End as an operator does; return the log."""
+    def stop(self, *, at_a_terminal: bool = False) -> str:
+        """End as an operator does: SIGTERM to the server, or Ctrl-C, which every process gets. Return the log."""
         assert self.server is not None
-        self.server.process.send_signal(signal.SIGTERM)
-        self.server.process.wait(60)
+        if at_a_terminal:
+            os.killpg(self.server.process.pid, signal.SIGINT)
+        else:
+            self.server.process.send_signal(signal.SIGTERM)
+        assert self.server.process.wait(60) == 0, self.server.log_tail()
         self.server.stop()
         return self.server.log_file.read_text()
 
@@ -148,8 +152,8 @@ def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
 
     contexts = [session(server, f"graceful-{index}") for index in range(6)]
     server.settle()
-    log = restarts.stop()
-    assert "can be resumed after a restart" in log, log[-2000:]
+    log = restarts.stop(at_a_terminal=True)
+    assert SAVED in log, log[-2000:]
     server = restarts.start()
     warm = ask_all(server, contexts)
     for context, answer in zip(contexts, warm, strict=True):
@@ -162,7 +166,8 @@ def test_killed_under_load_then_stopped(restarts: Restarts) -> None:
 
     session(server, "not kept")
     server.settle()
-    restarts.stop()
+    log = restarts.stop()
+    assert SAVED in log, log[-2000:]
     server = restarts.start("--no-histate-keep-on-restart")
     assert server.status()["tiers"]["ssd"]["entries"] == 0
     assert all(cached(answer) == 0 for answer in ask_all(server, contexts))

@@ -94,6 +94,11 @@ def read_model(path: Path) -> ModelShape:
     except OSError as error:
         raise SizeError(
             f"--model {path}: {file} cannot be read ({error.strerror}): name a folder with a config.json, or that file"
+            + (
+                f"; hf download {path} config.json fetches it and prints where it is"
+                if _is_name(path)
+                else ""
+            )
         ) from None
     except ValueError:
         raise SizeError(f"--model {path}: {file} is no JSON: name a model's config.json") from None
@@ -107,6 +112,11 @@ def read_model(path: Path) -> ModelShape:
         )
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     return _shape(path, architecture, {**config, **text})
+
+
+def _is_name(path: Path) -> bool:
+    """Whether `path` may be meant as a model's name on the hub, as the server's --model-path may."""
+    return not path.is_absolute() and len(path.parts) == 2 and not path.parts[0].startswith(".")
 
 
 def _shape(path: Path, architecture: str, config: dict[str, Any]) -> ModelShape:

@@ -42,7 +42,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_server(parser: argparse.ArgumentParser, what_for: str, url: str | None = None) -> None:
     """Add the flags that name a server and its key; `url` is the server to ask if none is named."""
-    parser.add_argument("--url", metavar="URL", default=url, help=f"the running server, {what_for}")
+    parser.add_argument("--url", metavar="URL", default=url, help=f"the running server {what_for}")
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -115,7 +115,9 @@ def ask_server(
         raise StoreError(_sentence(detail) or f"{url} answered {error.code}: {detail}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = str(getattr(error, "reason", error)).strip()
-        raise StoreError(f"{arguments.url} cannot be asked ({reason}): is it the server's address?") from None
+        raise StoreError(
+            f"{arguments.url} cannot be asked ({reason}): is the server up, and is that its address?"
+        ) from None
     if not isinstance(found, dict) or not found.get("enabled", True):
         raise StoreError(f"{arguments.url} serves without HiState")
     return found
