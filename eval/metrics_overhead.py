@@ -1,10 +1,10 @@
 """``python -m eval.metrics_overhead``: what metrics and explanations cost a request that the cache cannot help.
 
 Two servers of the demo model, one as it is and one with --no-histate-metrics and --histate-explain-requests 0, run side by
-side and get the same prompts, one at a time and by turns; no prompt shares anything with another. Each answer is one token, so its time is the time to
-first token. Of each prompt the ratio of the two times is taken: what disturbs the machine disturbs both. The result is the
-median ratio over all rounds, with a 95% interval from resampling; a server is started anew in each round, because one
-process can be faster than its twin.
+side and get the same prompts, one at a time and by turns; no prompt shares anything with another. Each answer is one token,
+so its time is the time to first token. Of each prompt the ratio of the two times is taken: what disturbs the machine
+disturbs both. The result is the median ratio over all rounds, with a 95% interval from resampling; a server is started anew
+in each round, because one process can be faster than its twin.
 
 With both a request is to take at most 1.02 times what it takes without; exit status 1 if the median is more.
 """
@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from eval.arguments import positive
+from eval.arguments import positive, with_examples
 from eval.internal_hits.machine import describe, text
 from eval.quantile import quantile
 from eval.servers import Server
@@ -123,6 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m eval.metrics_overhead", description=__doc__.partition("\n\n")[2]
     )
+    with_examples(parser, "python -m eval.metrics_overhead", "python -m eval.metrics_overhead --rounds 1")
     parser.add_argument("--prompts", type=positive, default=150, help="of each round (%(default)s)")
     parser.add_argument("--tokens", type=positive, default=1024, help="of each prompt (%(default)s)")
     parser.add_argument("--rounds", type=positive, default=4, help="starts of both servers (%(default)s)")

@@ -59,7 +59,9 @@ def parse(argv: list[str] | None = None) -> Options:
     )
     parser.add_argument("--dry", action="store_true", help="simulate instead of starting servers: seconds")
     parser.add_argument(
-        "--modes", default=",".join(Eviction), help="comma-separated (%(default)s); score is run at each tau"
+        "--modes",
+        default="score,lru,lru-refresh",
+        help=f"comma-separated, of {', '.join(Eviction)} (%(default)s); score and loss are run at each tau",
     )
     parser.add_argument("--taus", default=f"{DEFAULT_TAU:g}", help="comma-separated (%(default)s)")
     sessions = parser.add_argument_group("requests")
@@ -168,8 +170,7 @@ def _modes(parser: argparse.ArgumentParser, modes: str, taus: str) -> tuple[Mode
         values = [float(text) for text in taus.split(",")]
         for text in modes.split(","):
             eviction = Eviction(text.strip())
-            scored = eviction is Eviction.SCORE
-            chosen += [Mode(eviction, tau) for tau in (values if scored else values[:1])]
+            chosen += [Mode(eviction, tau) for tau in (values if eviction.priced else values[:1])]
     except ValueError as error:
         parser.error(f"--modes {modes} --taus {taus}: {error}")
     if any(not 0 <= tau < float("inf") for tau in values):

@@ -13,15 +13,14 @@ from sglang_histate.policy.score import Eviction
 
 @dataclass(frozen=True)
 class Mode:
-    """A ranking; `tau` in requests is of no meaning for the other two."""
+    """A ranking; `tau` in requests has a meaning for those that are priced."""
 
     eviction: Eviction
     tau: float
 
     @property
     def name(self) -> str:
-        scored = self.eviction is Eviction.SCORE
-        return f"{self.eviction.value} tau={self.tau:g}" if scored else self.eviction.value
+        return f"{self.eviction.value} tau={self.tau:g}" if self.eviction.priced else self.eviction.value
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class EvictionQueue:
         self._tier, self._bit = int(pool.tier), 1 << pool.tier
         self._state_bit = self._bit if pool.state_bytes else 0
         self._state_bytes, self._kv_bytes = pool.state_bytes, pool.kv_token_bytes
-        self._score = mode in (Eviction.SCORE, Eviction.LOSS)
+        self._score = mode.priced
         self._value = loss_value if mode is Eviction.LOSS else value
         self._refresh = mode is not Eviction.LRU
         self._share = tree.end_share

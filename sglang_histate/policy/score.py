@@ -45,6 +45,11 @@ class Eviction(StrEnum):
     LRU_REFRESH = "lru-refresh"
     """Last access only; a hit refreshes every earlier checkpoint on its path too."""
 
+    @property
+    def priced(self) -> bool:
+        """Whether it ranks by what losing a unit costs, weighted by tau."""
+        return self in (Eviction.SCORE, Eviction.LOSS)
+
 
 PRECISION = 1000.0
 """C / M' below 1 / PRECISION, some tokens for a checkpoint, count as next to nothing."""
