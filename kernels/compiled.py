@@ -39,7 +39,7 @@ class CompiledKernels(Kernels):
         with _on(pool.device):
             self._module.pack(
                 *(pool.temporal, pool.conv, slots, records, flags),
-                *(ENCODINGS[form.codec.encoding], most_blocks, _stream(pool.device)),
+                *(ENCODINGS[form.codec.encoding], most_blocks, stream_of(pool.device)),
             )
 
     def _unpack(
@@ -56,7 +56,7 @@ class CompiledKernels(Kernels):
         with _on(pool.device):
             self._module.unpack(
                 *(pool.temporal, pool.conv, slots, of, records, layers.start, layers.stop),
-                *(ENCODINGS[form.codec.encoding], most_blocks, _stream(pool.device)),
+                *(ENCODINGS[form.codec.encoding], most_blocks, stream_of(pool.device)),
             )
 
 
@@ -64,5 +64,6 @@ def _on(device: torch.device) -> Any:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _stream(device: torch.device) -> int:
+def stream_of(device: torch.device) -> int:
+    """Return the handle of the current stream, 0 without a GPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

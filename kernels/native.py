@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .compiled import ENCODINGS
+from .compiled import ENCODINGS, stream_of
 from .face import Kernels
 from .table import DTYPES, PoolTable, RecordForm
 
@@ -80,7 +80,7 @@ class NativeKernels(Kernels):
             self.library.histate_pack(
                 *(ctypes.byref(Pool.of(pool)), slots.data_ptr(), slots.is_cuda, len(slots)),
                 *(records.data_ptr(), records.stride(0), flags.data_ptr()),
-                *(ENCODINGS[form.codec.encoding], most_blocks, _stream(pool.device)),
+                *(ENCODINGS[form.codec.encoding], most_blocks, stream_of(pool.device)),
             )
         )
 
@@ -99,7 +99,7 @@ class NativeKernels(Kernels):
             self.library.histate_unpack(
                 *(ctypes.byref(Pool.of(pool)), slots.data_ptr(), slots.is_cuda, of, len(slots)),
                 *(records.data_ptr(), records.stride(0), len(records), layers.start, layers.stop),
-                *(ENCODINGS[form.codec.encoding], most_blocks, _stream(pool.device)),
+                *(ENCODINGS[form.codec.encoding], most_blocks, stream_of(pool.device)),
             )
         )
 
@@ -107,7 +107,3 @@ class NativeKernels(Kernels):
         if code:
             text = self.library.histate_text_of(code).decode()
             raise RuntimeError(f"{text} (cudaError {code})" if code > 0 else text)
-
-
-def _stream(device: torch.device) -> int | None:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None

@@ -1,27 +1,21 @@
-"""What a kernel is told about memory: the pool's tensors, and where the parts of a state lie in a record.
-
-A record has one segment per layer: the parts of the encoded temporal state, then the convolution window. Each part
-begins on 16 bytes; the bytes between parts are zero in a record that `pack` wrote. `csrc/index.cuh` has the same
-arithmetic for the device, and `sglang_histate/adapter/state_layout.py` describes the same records for the store.
+"""What a kernel is told about memory: the pool's tensors. Where the parts of a state lie in a record is in `copy.record_form`;
+the bytes between parts are zero in a record that `pack` wrote.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
 
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy.encoding import TemporalCodec, codec_for
+from sglang_histate.copy.encoding import codec_for
+from sglang_histate.copy.record_form import ALIGNMENT_BYTES, RecordForm
 
-ALIGNMENT_BYTES = 16
+__all__ = ["ALIGNMENT_BYTES", "DTYPES", "PoolTable", "RecordForm"]
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,28 +64,3 @@ class PoolTable:
         codec = codec_for(encoding, tuple(self.temporal.shape[2:]), self.temporal.dtype)
         window_bytes = prod(self.conv.shape[2:]) * self.conv.dtype.itemsize
         return RecordForm(self.layers, codec, window_bytes)
-
-
-@dataclass(frozen=True, eq=False)
-class RecordForm:
-    """Offsets in a record of `layers` segments, in bytes."""
-
-    layers: int
-    codec: TemporalCodec
-    conv_bytes: int
-
-    @cached_property
-    def part_offsets(self) -> tuple[int, ...]:
-        """Where the parts of the temporal state begin in a segment; the last one is the window's."""
-        offsets = [0]
-        for part in self.codec.parts:
-            offsets.append(offsets[-1] + aligned(part.size_bytes))
-        return tuple(offsets)
-
-    @property
-    def segment_bytes(self) -> int:
-        return self.part_offsets[-1] + aligned(self.conv_bytes)
-
-    @property
-    def record_bytes(self) -> int:
-        return self.layers * self.segment_bytes

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from sglang_histate.config import CheckpointDtype
+from sglang_histate.copy.checkpoints import GROUP_LAYERS as GROUP_LAYERS  # 6.1 MiB of Qwen3.5-9B
 
 from ..table import PoolTable
 from .device import Device, Table
 
 MIB = 1 << 20
-GROUP_LAYERS = 3  # of the copies by groups: 6.1 MiB of Qwen3.5-9B
 
 
 @dataclass(frozen=True)

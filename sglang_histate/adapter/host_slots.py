@@ -66,6 +66,4 @@ class HostSlots:
             return
         image = self._face.read(int(slot[0]))
         for state, encoded in zip(layout.views(image), layout.record_views(payload), strict=True):
-            parts = zip(layout.codec.encode(state.temporal[None]), encoded.temporal, strict=True)
-            moves = [Move(part[0], target) for part, target in parts]
-            self._engine.submit([*moves, Move(state.conv, encoded.conv)])
+            self._engine.submit(layout.encoded(state.temporal[None], state.conv, encoded))

@@ -42,8 +42,6 @@ class PackedCopies:
         self._lane = StreamLane(temporal.device, torch.cuda if streams is None else streams)
         self._forward_stream = forward_stream
         self._packer = RecordPacker(PoolTable(temporal, conv), layout.encoding, kernels, engine, self._lane)
-        self._record_bytes = len(layout.layer_ids) * layout.record_segment_bytes
-        assert self._packer.record_bytes == self._record_bytes, "two ideas of what a record is"
         # A copy's flag has the place of its record: nobody else has that meanwhile.
         self._flags = torch.zeros(records, dtype=torch.int32, pin_memory=temporal.device.type == "cuda")
 
@@ -54,7 +52,7 @@ class PackedCopies:
         # The state was written by the last forward pass, or by what the scheduler queued since; so was the number.
         self._lane.follow_current(Rule.INDEX)
         self._lane.follow(self._forward_stream, Rule.STATE)
-        payload = torch.from_numpy(record.payload)[: self._record_bytes]
+        payload = torch.from_numpy(record.payload)[: self._packer.record_bytes]
         copy.mark = self._packer.send(copy.number, payload, flag)
         return copy
 

@@ -167,7 +167,5 @@ class SlotCopies:
     def _encode(self, row: int, views: Sequence[RecordViews]) -> None:
         moves = []
         for temporal, conv, places in zip(self._temporal, self._conv, views, strict=True):
-            parts = self._layout.codec.encode(temporal[row : row + 1])
-            moves += [Move(part[0], place) for part, place in zip(parts, places.temporal, strict=True)]
-            moves.append(Move(conv[row], places.conv))
+            moves += self._layout.encoded(temporal[row : row + 1], conv[row], places)
         self._engine.submit(moves)

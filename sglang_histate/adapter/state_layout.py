@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sglang_histate.config import CheckpointDtype
-from sglang_histate.copy import Part, TemporalCodec, codec_for
+from sglang_histate.copy import Move, Part, TemporalCodec, codec_for
 from sglang_histate.copy.encoding import all_finite
+from sglang_histate.copy.record_form import RecordForm
 from sglang_histate.store.layout import RecordLayout
-
-_ALIGNMENT_BYTES = 16
 
 
 class LayerViews(NamedTuple):
@@ -37,10 +36,6 @@ class RecordViews(NamedTuple):
 
     temporal: tuple[torch.Tensor, ...]
     conv: torch.Tensor
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -88,25 +83,30 @@ class StateLayout:
 
     # The image.
 
+    @cached_property
+    def _image(self) -> RecordForm:
+        native = codec_for(CheckpointDtype.NATIVE, self.temporal_shape, self.temporal_dtype)
+        return RecordForm(len(self.layer_ids), native, self.conv_bytes)
+
     @property
     def segment_bytes(self) -> int:
         """Of one layer of an image."""
-        return self.conv_offset + _aligned(self.conv_bytes)
+        return self._image.segment_bytes
 
     @property
     def conv_offset(self) -> int:
         """Where the convolution window begins in a segment of an image."""
-        return _aligned(self.temporal_bytes)
+        return self._image.conv_offset
 
     @property
     def image_bytes(self) -> int:
         """What a slot of the host arena takes for a checkpoint."""
-        return len(self.layer_ids) * self.segment_bytes
+        return self._image.record_bytes
 
     def views(self, image: Any) -> list[LayerViews]:
         """Return tensors that share memory with an `image` (uint8, of any whole number of segments), layer by layer."""
         flat = torch.from_numpy(image)
-        state, window = self._native.parts[0], Part(self.conv_shape, self.conv_dtype)
+        state, window = self._image.codec.parts[0], Part(self.conv_shape, self.conv_dtype)
         return [
             LayerViews(_view(flat, start, state), _view(flat, start + self.conv_offset, window))
             for start in range(0, len(flat) - self.segment_bytes + 1, self.segment_bytes)
@@ -119,32 +119,24 @@ class StateLayout:
         """The encoding of one layer's temporal state."""
         return codec_for(self.encoding, self.temporal_shape, self.temporal_dtype)
 
-    @cached_property
-    def _native(self) -> TemporalCodec:
-        return codec_for(CheckpointDtype.NATIVE, self.temporal_shape, self.temporal_dtype)
-
     @property
     def stored_bytes(self) -> int:
         """Bytes of an encoded checkpoint without padding: what one costs on the SSD."""
         return len(self.layer_ids) * (self.codec.size_bytes + self.conv_bytes)
 
     @cached_property
-    def _part_offsets(self) -> tuple[int, ...]:
-        """Where each part begins in a segment of a record; the last one is the window's offset."""
-        offsets = [0]
-        for part in self.codec.parts:
-            offsets.append(offsets[-1] + _aligned(part.size_bytes))
-        return tuple(offsets)
+    def _record(self) -> RecordForm:
+        return RecordForm(len(self.layer_ids), self.codec, self.conv_bytes)
 
     @property
     def record_segment_bytes(self) -> int:
         """Of one layer of a record."""
-        return self._part_offsets[-1] + _aligned(self.conv_bytes)
+        return self._record.segment_bytes
 
     @property
     def record_conv_offset(self) -> int:
         """Where the convolution window begins in a segment of a record."""
-        return self._part_offsets[-1]
+        return self._record.conv_offset
 
     def record_layout(self, kv_page_bytes: int = 0) -> RecordLayout:
         """Return the SSD's layout for these checkpoints, and for KV pages of that size (0: for none)."""
@@ -155,7 +147,7 @@ class StateLayout:
         """Return tensors that share memory with a record's `payload` (uint8, at least the layout's payload bytes)."""
         flat = torch.from_numpy(payload)
         window = Part(self.conv_shape, self.conv_dtype)
-        *part_offsets, conv_offset = self._part_offsets
+        *part_offsets, conv_offset = self._record.part_offsets
         layers = []
         for index in range(len(self.layer_ids)):
             start = index * self.record_segment_bytes
@@ -163,6 +155,11 @@ class StateLayout:
             temporal = tuple(_view(flat, start + offset, part) for part, offset in parts)
             layers.append(RecordViews(temporal, _view(flat, start + conv_offset, window)))
         return layers
+
+    def encoded(self, temporal: torch.Tensor, conv: torch.Tensor, places: RecordViews) -> list[Move]:
+        """Encode one layer's state ``[1, HV, V, K]``, and return the moves of it and its window ``[dim, W-1]`` to a record."""
+        parts = zip(self.codec.encode(temporal), places.temporal, strict=True)
+        return [*(Move(part[0], place) for part, place in parts), Move(conv, places.conv)]
 
     def storable(self, payload: Any) -> bool:
         """Return whether every number of a record is finite: others are never stored. Some milliseconds; any thread."""

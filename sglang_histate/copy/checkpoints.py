@@ -51,8 +51,6 @@ class CheckpointPlans:
 
     def __init__(self, layers: Sequence[Sequence[PoolPart]], page_bytes: int, alignment: int = 16) -> None:
         assert page_bytes > 0
-        self._page_bytes = page_bytes
-        self.layers = len(layers)
         parts = [(layer, part) for layer, of_layer in enumerate(layers) for part in of_layer]
         spans = sorted((part.offset, part.offset + part.rows.row_bytes) for _, part in parts)
         for (_, end), (start, _) in pairwise(spans):

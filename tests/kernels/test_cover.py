@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.native import Pool
-from kernels.table import aligned
+from sglang_histate.copy.record_form import aligned
 
 NATIVE, BF16, INT8 = range(3)
 TEMPORAL, CONV, RECORDS = 1 << 44, 2 << 44, 3 << 44  # of three pieces of address space that belong to nobody
