@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from sglang_histate.sizes import parse_size
+from sglang_histate.cli.arguments import size_bytes as size_bytes
 
 
 def positive(text: str) -> int:
@@ -14,14 +14,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
-
-
-def size_bytes(text: str) -> int:
-    """Bytes, such as 512MiB."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def with_examples(parser: argparse.ArgumentParser, *commands: str) -> None:

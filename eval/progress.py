@@ -7,11 +7,12 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-AFTER_S = 5
+from sglang_histate.cli.progress import PROGRESS_AFTER_S
+
 _Item = TypeVar("_Item")
 
 
 def each(items: Iterable[_Item], what: str, unit: str, total: int | None = None) -> Iterator[_Item]:
     """Yield `items`; `total` is how many there are where the items do not tell."""
-    bar = tqdm(items, what, total, unit=unit, delay=AFTER_S, disable=None, leave=False)
+    bar = tqdm(items, what, total, unit=unit, delay=PROGRESS_AFTER_S, disable=None, leave=False)
     yield from bar

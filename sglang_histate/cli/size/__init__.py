@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from sglang_histate.cli.arguments import size_bytes
+
 _EPILOG = """examples:
   histate size --model Qwen3.5-9B/config.json --device 80GiB --host 256GiB --ssd 2TiB
   histate size --model /models/Qwen3-Next --device 80GiB --host 512GiB --ssd 4TiB --tp 4 --checkpoint-dtype bf16
@@ -235,12 +237,7 @@ def _flag_size(size_bytes: int) -> str:
 
 
 def _size(text: str) -> int:
-    from sglang_histate.sizes import parse_size
-
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    size = size_bytes(text)
     if not size:
         raise argparse.ArgumentTypeError("nothing fits into 0 bytes")
     return size

@@ -67,10 +67,7 @@ def costs_of(shape: ModelShape, sizes: Sizes, weights: Weights, given: Sequence[
 
     usual, ranks = Costs(), sizes.ranks
     active = shape.mixer_weights + shape.mlp_active + shape.vocabulary * shape.hidden
-    whole = (
-        shape.mixer_weights + shape.mlp_weights + shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    )
-    read = weights.size_bytes * active / whole
+    read = weights.size_bytes * active / shape.all_weights
     values: dict[str, float] = {
         "kv_token_bytes": sizes.kv_token_bytes * ranks,
         "state_bytes": sizes.checkpoint_bytes * ranks,

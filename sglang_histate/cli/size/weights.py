@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_histate.cli.size.bytes import DTYPE_BYTES
 from sglang_histate.cli.size.model import ModelShape
 
 _INDEX = "model.safetensors.index.json"
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ def weights_of(path: Path, shape: ModelShape, dtype: str) -> Weights:
         total = None
     if isinstance(total, int):
         return Weights(total, f"its {_INDEX}")
-    return Weights(shape.all_weights * _BYTES[dtype], f"its shape, all in {dtype}")
+    return Weights(shape.all_weights * DTYPE_BYTES[dtype], f"its shape, all in {dtype}")

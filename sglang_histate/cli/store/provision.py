@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.cli.arguments import size_bytes
 from sglang_histate.cli.progress import progress
 from sglang_histate.cli.store import common
 
@@ -22,7 +23,7 @@ def register(actions: Any) -> None:
         "histate store provision --ssd-dir /nvme/histate --size 200GiB --zero",
     )
     parser.add_argument(
-        "--size", type=_size, metavar="SIZE", help="as --histate-ssd-size (default: as large as it is)"
+        "--size", type=size_bytes, metavar="SIZE", help="as --histate-ssd-size (default: as large as it is)"
     )
     parser.add_argument(
         "--like",
@@ -36,15 +37,6 @@ def register(actions: Any) -> None:
         help="write zeros to all space that was never written: costs the drive as many bytes, keeps all records",
     )
     parser.set_defaults(run=_run)
-
-
-def _size(text: str) -> int:
-    from sglang_histate.sizes import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(arguments: argparse.Namespace) -> int:

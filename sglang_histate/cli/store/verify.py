@@ -7,6 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.cli.arguments import size_bytes
 from sglang_histate.cli.progress import progress
 from sglang_histate.cli.store import common
 
@@ -29,12 +30,7 @@ def register(actions: Any) -> None:
 
 
 def _rate(text: str) -> int:
-    from sglang_histate.sizes import parse_size
-
-    try:
-        rate = parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    rate = size_bytes(text)
     if rate == 0:
         raise argparse.ArgumentTypeError("at a rate of 0 nothing would ever be read")
     return rate
