@@ -97,10 +97,10 @@ class HiState(Cascade):
         """The tier in which a historical checkpoint costs less; its bytes on the host are those of the device."""
         if not self.has_host or not self.has_ssd:
             return Tier.HOST if self.has_host else Tier.SSD
-        return Tier.HOST if self.price(Tier.HOST) < self.price(Tier.SSD) else Tier.SSD
+        return Tier.HOST if self.prices.of(Tier.HOST) < self.prices.of(Tier.SSD) else Tier.SSD
 
     def _state_price(self) -> float:
-        return self.price(self._historical_tier()) if self.by_price else super()._state_price()
+        return self.prices.of(self._historical_tier()) if self.by_price else super()._state_price()
 
     def _ended_in_its_page(self, place: Place) -> None:
         if self.contents.has_state(*self.contents.locate(place), Tier.DEVICE):

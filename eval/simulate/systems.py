@@ -18,7 +18,7 @@ from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 
 BF16_SHARE = 0.511
-"""Bytes of a checkpoint on the SSD with --histate-checkpoint-dtype bfloat16: its convolution windows are bf16 anyway."""
+"""Bytes of a checkpoint on the SSD with --histate-checkpoint-dtype bf16: its convolution windows are bf16 anyway."""
 
 
 @dataclass(frozen=True)

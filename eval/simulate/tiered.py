@@ -21,10 +21,10 @@ from eval.simulate.jobs import Job, Pages
 from eval.simulate.links import Links
 from eval.simulate.orders import MakeOrder, Order
 from eval.simulate.placement import Placement, Segment
+from eval.simulate.prices import Prices
 from eval.simulate.radix import Run
 from eval.simulate.system import Admission, Schedule, Visit
 from sglang_histate.policy.prefix_nodes import TIERS, Tier
-from sglang_histate.policy.scarcity import Scarcity
 from sglang_histate.policy.units import Kind, Pool, Unit
 
 
@@ -69,7 +69,7 @@ class Tiered:
         self.state_orders: list[Order] = []
         for tier in TIERS:
             self._make_orders(tier, order)
-        self.scarcity = Scarcity()
+        self.prices = Prices(self.contents, self.has_ssd)
         self.faults = Faults(self)
         self.evictions = {f"{tier.name.lower()}_{kind.value}": 0 for tier in Tier for kind in Kind}
         self.now_s = 0.0
@@ -203,8 +203,7 @@ class Tiered:
             "peak_bytes": {name: space.peak for name, space in spaces.items()},
             "evictions": self.evictions,
             "end_hit_share": self.contents.tree.end_share.value,
-            "price_tokens": {tier.name.lower(): self.price(tier) for tier in TIERS[1:]},
-            "returns": [self.scarcity.returns.probability(age) for age in (0, 16, 64, 256, 1024)],
+            **self.prices.facts(),
             "ssd_waits_given_up": self.faults.late,
             "ssd_reads_without_room": self.faults.no_room,
             **self.placement.facts(),
@@ -256,29 +255,23 @@ class Tiered:
 
     def _segment(self, visit: Visit, branch: int | None, parted: tuple[int, int] | None) -> Segment:
         """What is left of the request's prompt."""
-        start, end, tree = visit.tokens, visit.job.prompt_tokens, self.contents.tree
-        inside = self.scarcity.inside(start, end, tree.end_share.value)
-        return Segment(start, end, branch, self.contents.pressure(), parted, self._state_price(), inside)
+        start, end = visit.tokens, visit.job.prompt_tokens
+        price, inside = self._state_price(), self.prices.inside(start, end)
+        return Segment(start, end, branch, self.contents.pressure(), parted, price, inside)
 
     def _state_price(self) -> float:
         """Tokens that a historical checkpoint has to save."""
-        return self.price(Tier.SSD) if self.has_ssd else self.price(Tier.HOST)
-
-    def price(self, tier: Tier) -> float:
-        """Tokens that a checkpoint has to save in a tier."""
-        space = self.contents.state_space[tier]
-        fill = space.used / space.limit if space.limit else 1.0
-        return self.scarcity.checkpoint(tier, self.contents.state_size(tier), fill)
+        return self.prices.of(Tier.SSD if self.has_ssd else Tier.HOST)
 
     def _tick(self, run: Run) -> None:
         """One request is admitted and resumes at the end of `run`."""
         contents = self.contents
         contents.clock += 1
         if run.parent is None:
-            self.scarcity.requested(None)
+            self.prices.requested(None)
         else:
             tokens = len(run.pages) * PAGE_TOKENS
-            self.scarcity.requested(contents.clock - contents.tree.last_used(run.id, tokens))
+            self.prices.requested(contents.clock - contents.tree.last_used(run.id, tokens))
             contents.tree.observe_hit(run.id, tokens)
         contents.touch(run, len(run.pages))
 
@@ -372,10 +365,7 @@ class Tiered:
         """Have a unit leave a tier, and what is of no use then."""
         contents = self.contents
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
-        if tier is not Tier.DEVICE:
-            age = contents.clock - unit.last_access
-            below = tier is Tier.HOST and self.has_ssd
-            self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=below)
+        self.prices.evicted(tier, unit)
         place: Place | None = None
         if unit.checkpoint is not None:
             holder = contents.runs[unit.checkpoint[0]]
