@@ -132,9 +132,7 @@ class HitPrior:
 
     def at_depth(self, page: int, uniform: float) -> float:
         """Return the hits expected at one page; `uniform` is what a page has where nothing is known."""
-        index = bin_of(page)
-        base = SMOOTHING * _WIDTH[index] * self._weight
-        return (self._at[index] + uniform * base) / (self._covered[index] + base)
+        return self.at_depths([page], uniform)[0]
 
     def at_depths(self, pages: Sequence[int], uniform: float) -> list[float]:
         """Return the same for ascending pages in one pass over the bins."""

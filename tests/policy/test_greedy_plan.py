@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_histate.policy.greedy_plan import MOST_CHECKPOINTS, best_plan, greedy_plan, saving
+from sglang_histate.policy.greedy_plan import MOST_CHECKPOINTS, greedy_plan
+from tests.policy.best_plan import best_plan, saving
 
 
 @st.composite
