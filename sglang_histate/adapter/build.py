@@ -167,7 +167,9 @@ def _start_tier(
     )
     on_cuda = temporal.device.type == "cuda"
     copier = slot_copies(
-        *(layout, temporal, conv),
+        layout,
+        temporal,
+        conv,
         packing=packing,
         engine=copies.engine,
         records=store.records.total,

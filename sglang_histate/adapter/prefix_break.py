@@ -19,10 +19,8 @@ from sglang_histate.policy.structure import Part, Span, Structure, span_at
 SHORT_TOKENS = 64
 """A difference of at most so many tokens, before all goes on alike, is a date, a number or an id."""
 
-_SHIFT, _SURE = (
-    32,
-    32,
-)  # tokens by which such a difference may change the length, and that have to be alike behind it
+# Tokens by which such a difference may change the length, and that have to be alike behind it.
+_SHIFT, _SURE = 32, 32
 
 
 @dataclass(frozen=True)

@@ -266,14 +266,15 @@ class Ranking:
 
     def pressure(self) -> float:
         """Return how long KV stays in the cache over how long checkpoints stay on the SSD."""
-        oldest_kv = next(iter(self._since.values()), None)
-        oldest_state = self.ssd.oldest_checkpoint
-        return self.residence.pressure(self.clock, oldest_kv, oldest_state)
+        return self.residence.pressure(self.clock, *self._oldest())
+
+    def _oldest(self) -> tuple[int | None, int | None]:
+        """Return since when the oldest KV of the cache and the oldest checkpoint of the SSD are there, None for none."""
+        return next(iter(self._since.values()), None), self.ssd.oldest_checkpoint
 
     def shown_pressure(self) -> float:
         """Return the same for people to see. The policy log has what was decided by, however often somebody looks."""
-        oldest_kv = next(iter(self._since.values()), None)
-        return Residence.pressure(self.residence, self.clock, oldest_kv, self.ssd.oldest_checkpoint)
+        return Residence.pressure(self.residence, self.clock, *self._oldest())
 
     def checkpoint_price(self) -> float:
         """Return the tokens that a checkpoint on the SSD has to save to be worth its place there."""
@@ -296,11 +297,8 @@ class Ranking:
 
     def residences(self) -> tuple[float | None, float | None]:
         """Return how long KV and checkpoints stay, in requests, None while nothing is known."""
-        oldest_kv = next(iter(self._since.values()), None)
-        oldest_state = self.ssd.oldest_checkpoint
-        return self.residence.kv.mean(self.clock, oldest_kv), self.residence.state.mean(
-            self.clock, oldest_state
-        )
+        kv, state = self._oldest()
+        return self.residence.kv.mean(self.clock, kv), self.residence.state.mean(self.clock, state)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for the status. Times are requests."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_histate.store import CheckpointStore, LossReason, RecoveryReport
+from sglang_histate.store import CheckpointStore, LossReason, RecoveryReport, StoreStats
 from sglang_histate.store.breaker import BreakerStats
 from sglang_histate.store.roots import RootStats
 
 
-def ssd_status(store: CheckpointStore) -> dict[str, Any]:
-    """Return one rank's part as JSON values."""
-    stats = store.stats()
+def ssd_status(store: CheckpointStore, stats: StoreStats) -> dict[str, Any]:
+    """Return one rank's part as JSON values; `stats` are the store's."""
     return {
         "checkpoints": {
             "used": stats.slabs_used,

@@ -24,7 +24,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         "tiers": {
             "device": figures.device,
             "host": figures.host,
-            "ssd": ssd_status(tree_cache.tier.store),
+            "ssd": ssd_status(tree_cache.tier.store, stats),
         },
         "eviction": {
             **tree_cache.tier.ranking.as_json(),

@@ -249,9 +249,8 @@ class SsdTier:
             if self._captures[0].done():
                 self._take_capture()
             else:
-                self._discard(
-                    self._captures.popleft()
-                )  # its forward pass never ran: what lies there is not its state
+                # Its forward pass never ran: what lies there is not its state.
+                self._discard(self._captures.popleft())
         self.output_ends.drain()
         for end in self.output_ends.pop(len(self.output_ends)):
             if end.record is not None:

@@ -1,7 +1,8 @@
 """One record on its way from the disk: which pieces have landed, how far it is verified, when it is over.
 
-A record is read in pieces by some of the reader threads, so several pieces are under way at once and land in any order. They are verified and delivered in the order of the record by one thread at a time, while the others read on: the
-sums and the copy cost hardly any time beside the disk. Nothing here waits.
+A record is read in pieces by some of the reader threads, so several pieces are under way at once and land in any order.
+They are verified and delivered in the order of the record by one thread at a time, while the others read on: the sums and
+the copy cost hardly any time beside the disk. Nothing here waits.
 """
 
 from __future__ import annotations
