@@ -1,7 +1,7 @@
 """``python -m eval.journal LOG``: does the policy give the answers again that it gave on a server?
 
 Reads what a server wrote with ``--histate-policy-log``, feeds it to the same policy code in a process without a
-server, and compares every victim, interval and pressure. Exit status 0: all equal; 1: an answer differs; 2: the log
+server, and compares every victim, interval, learned plan and pressure. Exit status 0: all equal; 1: an answer differs; 2: the log
 cannot be read.
 """
 
@@ -17,13 +17,16 @@ from typing import Any
 
 from eval.arguments import with_examples
 from eval.progress import each
+from sglang_histate.policy.hit_prior import HitPrior
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy
 from sglang_histate.policy.journal import Event, written
+from sglang_histate.policy.place_prior import PlaceKind, PlacePrior
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
 from sglang_histate.policy.residence import Residence
 from sglang_histate.policy.score import Eviction
+from sglang_histate.policy.segment_plan import plan_segment
 from sglang_histate.policy.units import Pool, Unit
 
 
@@ -38,6 +41,7 @@ class Outcome:
     events: int = 0
     victims: int = 0
     intervals: int = 0
+    plans: int = 0
     pressures: int = 0
     different: list[str] = field(default_factory=list)
 
@@ -48,6 +52,7 @@ class Replay:
     def __init__(self) -> None:
         self._choices = IntervalPolicy(DEFAULT_INTERVALS)
         self._residence = Residence()
+        self._hits, self._places = HitPrior(), PlacePrior()
         self.tree = PrefixTree()
         """As the events so far have left it."""
         self._queues: dict[str, EvictionQueue] = {}
@@ -107,6 +112,26 @@ class Replay:
         self.outcome.intervals += 1
         self._compare("interval", recorded, self._choices.choose(tokens, state_tokens, pressure))
 
+    def _segment(self, start: int, end: int) -> None:
+        self._hits.segment(start, end)
+
+    def _parted(self, at: int, end: int) -> None:
+        self._hits.parted(at, end)
+
+    def _seen(self, kind: str) -> None:
+        self._places.seen(PlaceKind(kind))
+
+    def _left_at(self, kind: str) -> None:
+        self._places.parted(PlaceKind(kind))
+
+    def _plan(
+        self, start: int, end: int, price: float, given: list[int], places: list[Any], recorded: list[int]
+    ) -> None:
+        self.outcome.plans += 1
+        expected = [(page, self._places.expected(PlaceKind(kind))) for page, kind in places]
+        answer = list(plan_segment(self._hits, start, end, price, given, expected))
+        self._compare("plan", recorded, answer)
+
     def _victim(self, pool: str, refused: list[Any], recorded: list[Any] | None) -> None:
         self.outcome.victims += 1
         there = list(refused)
@@ -141,6 +166,11 @@ EVENTS: dict[str, Callable[..., None]] = {
     "left": Replay._left,
     "pressure": Replay._pressure,
     "interval": Replay._interval_chosen,
+    "segment": Replay._segment,
+    "parted": Replay._parted,
+    "seen": Replay._seen,
+    "left at": Replay._left_at,
+    "plan": Replay._plan,
     "victim": Replay._victim,
 }
 
@@ -189,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
     for sentence in outcome.different[:20]:
         print(sentence)
     print(
-        f"{outcome.events} events: {outcome.victims} victims, {outcome.intervals} intervals, "
+        f"{outcome.events} events: {outcome.victims} victims, {outcome.intervals} intervals, {outcome.plans} plans, "
         f"{outcome.pressures} pressures; {len(outcome.different)} differ"
     )
     return 1 if outcome.different else 0

@@ -116,10 +116,16 @@ class Faults:
         self._abandoned -= fault.abandoned
         contents.kv_space[Tier.HOST].unreserve(fault.room[0])
         contents.state_space[Tier.HOST].unreserve(fault.room[1])
-        for one in reversed(list(fault.run.path())):
-            if not one.kv & CACHED:
-                contents.set_kv(one, Tier.HOST, True)
-        if fault.waiting and fault.reads_state and not state.tiers & CACHED:
+        # What only the device had beside the SSD may have left it meanwhile: that was not reserved.
+        missing = [one for one in reversed(list(fault.run.path())) if not one.kv & CACHED]
+        wants_state = bool(fault.waiting) and fault.reads_state and not state.tiers & CACHED
+        sizes = sum(contents.kv_bytes(one) for one in missing), contents.state_bytes if wants_state else 0
+        fits = system.make_room(Tier.HOST, *sizes)
+        for one in missing:
+            if not fits and contents.kv_space[Tier.HOST].free < contents.kv_bytes(one):
+                break
+            contents.set_kv(one, Tier.HOST, True)
+        if wants_state and (fits or contents.state_space[Tier.HOST].free >= contents.state_bytes):
             contents.set_state(state.run, state.page, Tier.HOST, True)
         fault.holders = fault.waiting
         fault.waiting = []

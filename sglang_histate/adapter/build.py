@@ -18,11 +18,12 @@ from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.chat_template import start_explanations
+from sglang_histate.adapter.chat_template import TemplateStructure, template_structure
 from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.explanations import Explanations
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.flags import config_of
@@ -42,6 +43,7 @@ from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.packed_copies import slot_copies
 from sglang_histate.adapter.pinning import PinnedMemory
 from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.prompt_places import PromptPlaces
 from sglang_histate.adapter.ranking import Sizes, attach_ranking
 from sglang_histate.adapter.ranks import RankAgreement
 from sglang_histate.adapter.refusal import EXIT_CODE, Refusal, leave_message
@@ -181,10 +183,13 @@ def _start_tier(
     if not on_cuda:
         # Nothing pins the arena then, and each page would be brought in by the request that first backs KV up into it.
         kv_face.shared.memory.zero_()
+    interval = _on_grid(config, grid)
+    explains = config.explain_requests > 0 and parallel.attn_tp_rank == 0  # the rank that answers
+    template = template_structure(ctx) if explains or interval.learned else TemplateStructure(None, "off")
     cache.tier = SsdTier(
         store=store,
         planner=CapturePlanner(
-            interval=_on_grid(config, grid),
+            interval=interval,
             state_tokens=state_tokens,
             ranking=ranking,
             page_size=page_size,
@@ -199,6 +204,7 @@ def _start_tier(
             ),
             counters=counters,
             absences=ranking.absences,
+            places=None if template.structure is None else PromptPlaces(template.structure, grid, journal),
             journal=journal,
         ),
         accounting=Accounting(
@@ -249,8 +255,14 @@ def _start_tier(
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
     cache.capture_grid = grid
     cache.copies, cache.packing = copies, packing
-    if config.explain_requests and parallel.attn_tp_rank == 0:  # the rank that answers
-        cache.explanations = start_explanations(ctx, cache, config.explain_requests)
+    if explains:
+        cache.explanations = Explanations(
+            cache.tree_core,
+            page_size=page_size,
+            requests=config.explain_requests,
+            structure=template.structure,
+            structure_note=template.note,
+        )
     if config.keep_on_restart and config.shutdown_s > 0:
         tier = cache.tier
         cache.save = lambda: save_for_restart(tier, slots.read_into, config.shutdown_s)

@@ -1,41 +1,43 @@
-"""Starts the explanations of a rank: finds the chat template that this server uses and learns its markers."""
+"""Finds the chat template that this server uses and learns its markers."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_histate.adapter.chat_markers import TemplateError, learn
-from sglang_histate.adapter.explanations import Explanations
 from sglang_histate.policy.structure import Structure
 
 logger = logging.getLogger(__name__)
 
 
-def start_explanations(ctx: Any, cache: Any, requests: int) -> Explanations:
-    """Return the explanations of `requests` requests. `ctx` is what SGLang builds the cache from."""
-    structure, note = None, "on"
+@dataclass(frozen=True)
+class TemplateStructure:
+    """What the chat template tells of prompts. `structure` is None where it tells nothing; `note` says so for the status."""
+
+    structure: Structure | None
+    note: str
+
+
+def template_structure(ctx: Any) -> TemplateStructure:
+    """Return the structure of this server's prompts; why there is none is logged. `ctx` is what SGLang builds the cache from.
+
+    The same on all ranks: each has the tokenizer.
+    """
     try:
         structure = prompt_structure(ctx.tp_worker.tokenizer, ctx.server_args.chat_template)
+        return TemplateStructure(structure, "on")
     except TemplateError as error:
-        note = f"off: {error}"
         logger.info("HiState: positions in prompts are given without their place, because %s", error)
-    except (
-        Exception
-    ) as error:  # tokenizers and templates are programs of others, and nothing is decided by this
-        note = f"off: its chat template cannot be read ({type(error).__name__})"
+        return TemplateStructure(None, f"off: {error}")
+    except Exception as error:  # tokenizers and templates are programs of others; serving goes on without
         logger.warning(
             "HiState: positions in prompts are given without their place, because the chat template cannot be read",
             exc_info=True,
         )
-    return Explanations(
-        cache.tree_core,
-        page_size=cache.page_size,
-        requests=requests,
-        structure=structure,
-        structure_note=note,
-    )
+        return TemplateStructure(None, f"off: its chat template cannot be read ({type(error).__name__})")
 
 
 def prompt_structure(tokenizer: Any, chat_template: str | None) -> Structure:

@@ -16,6 +16,7 @@ from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.prompt_places import PromptPlaces
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.capture_plan import plan_positions, positions_in_chunk
@@ -78,13 +79,18 @@ class CapturePlanner:
         egress: LayerEgress,
         counters: Counters,
         absences: Absences,
+        places: PromptPlaces | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens."""
+        """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens.
+
+        `places`: where messages begin, for an interval that is learned; None where no chat template tells.
+        """
         self._interval = interval
         self._state_tokens = state_tokens
         self._ranking = ranking
-        self.prior = HitPrior()
+        self.prior = HitPrior() if journal is None else journal.hit_prior()
+        self.places = places
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -98,7 +104,9 @@ class CapturePlanner:
 
     def hits_expected(self) -> dict[str, Any] | None:
         """Return what is known about where requests part, for the status; None unless positions follow it."""
-        return self.prior.as_json() if self._interval.learned else None
+        if not self._interval.learned:
+            return None
+        return self.prior.as_json() | {"places": None if self.places is None else self.places.as_json()}
 
     def plan_batch(self, reqs: list[Any], more: Sequence[CaptureRow] = ()) -> ForwardCapture | None:
         """Return the capture for a batch that is about to extend, or None if there is nothing to take.
@@ -188,11 +196,14 @@ class CapturePlanner:
         given = {
             at for at in extras if at is not None and start < at <= total and (at - start) % self._grid == 0
         }
-        plan = self._learned if self._interval.learned else self._spaced
-        positions = plan(state, start, total, sorted(given))
+        positions: Sequence[int]
+        if self._interval.learned:
+            positions = self._learned(req, state, start, total, sorted(given))
+        else:
+            positions = self._spaced(start, total)
         state.plan, state.kept = tuple(sorted(given.union(positions))), start
 
-    def _spaced(self, state: RequestState, start: int, total: int, given: list[int]) -> tuple[int, ...]:
+    def _spaced(self, start: int, total: int) -> tuple[int, ...]:
         """Return the positions of the interval that is chosen for the segment."""
         if self._interval.scarce:
             inside = self._ranking.hits_inside(start, total)
@@ -205,21 +216,35 @@ class CapturePlanner:
         self._counters.intervals[interval] = self._counters.intervals.get(interval, 0) + 1
         return plan_positions(start, total, interval, self._grid)
 
-    def _learned(self, state: RequestState, start: int, total: int, given: list[int]) -> list[int]:
+    def _learned(self, req: Any, state: RequestState, start: int, total: int, given: list[int]) -> list[int]:
         """Return the positions where hits are expected to save more than a checkpoint costs."""
         grid = self._grid
         first, end = start // grid, total // grid
+        places = self.places
+        found = [] if places is None else places.of(req, start, total)
         if not state.learned_from:
             state.learned_from = True
-            self.prior.segment(first, end)
-            if state.branch is not None:
-                went_on = self._ranking.parted(state.last_visited, state.branch)
-                if went_on is not None:
-                    self.prior.parted(state.branch // grid, went_on // grid)
+            self._learn(req, state, first, end)
+            if places is not None:
+                places.remember(req, state, found)
+        expected = [] if places is None else [(page, places.expected(kind)) for page, kind in found]
         price = self._ranking.checkpoint_price() / grid
-        return [
-            page * grid for page in plan_segment(self.prior, first, end, price, [at // grid for at in given])
-        ]
+        kept = [at // grid for at in given]
+        chosen = plan_segment(self.prior, first, end, price, kept, expected)
+        if self._journal is not None:
+            self._journal.plan(first, end, price, kept, found, chosen)
+        return [page * grid for page in chosen]
+
+    def _learn(self, req: Any, state: RequestState, first: int, end: int) -> None:
+        """Count a request of the pages from `first` to `end`, and where it left an earlier text."""
+        self.prior.segment(first, end)
+        at = state.kv_covered
+        went_on = self._ranking.parted(state.last_visited, at)
+        if went_on is None or at % self._grid or at > len(req.full_untruncated_fill_ids):
+            return
+        # A place that is known by what begins there is counted once, not by its depth too.
+        if self.places is None or not self.places.parted(req, state, at):
+            self.prior.parted(at // self._grid, went_on // self._grid)
 
     def _fit(self, wanted: list[_Wanted]) -> list[_Wanted]:
         """Cut the batch's captures to the free records: each request's last one first, the others evenly spread."""

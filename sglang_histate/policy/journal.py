@@ -10,15 +10,20 @@ always do and report it through `emit`, in the order in which it happens.
     left      "kv" or "state", entered, now                            arguments of `ResidenceTime.evicted`
     pressure  now, oldest KV, oldest state, answer
     interval  tokens, state in tokens of KV, pressure, answer
+    segment, parted                                                    arguments of `HitPrior`, in pages
+    seen, left at                                                      kind of place: `PlacePrior.seen` and `parted`
+    plan      start, end, price, given pages, (page, kind of place), answer    of `plan_segment`, in pages
     victim    pool, the units that could not go, answer or null        a unit is its kind, checkpoint and nodes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_histate.policy.hit_prior import HitPrior
 from sglang_histate.policy.interval import IntervalPolicy
+from sglang_histate.policy.place_prior import PlaceKind, PlacePrior
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
@@ -67,6 +72,27 @@ class Journal:
     def interval(self, tokens: int, state_tokens: float, pressure: float, chosen: int) -> None:
         """Report an interval that was chosen."""
         self.emit(["interval", tokens, state_tokens, pressure, chosen])
+
+    def hit_prior(self) -> HitPrior:
+        """Return a prior that knows nothing yet. It outlives a reset."""
+        return _HitPrior(self.emit)
+
+    def place_prior(self) -> PlacePrior:
+        """Return rates of places that know nothing yet. They outlive a reset."""
+        return _PlacePrior(self.emit)
+
+    def plan(
+        self,
+        start: int,
+        end: int,
+        price: float,
+        given: Sequence[int],
+        places: Sequence[tuple[int, PlaceKind]],
+        chosen: Sequence[int],
+    ) -> None:
+        """Report the learned plan of a segment."""
+        named = [[page, kind.value] for page, kind in places]
+        self.emit(["plan", start, end, price, list(given), named, list(chosen)])
 
 
 class _Tree(PrefixTree):
@@ -162,3 +188,35 @@ class _Residence(Residence):
         answer = super().pressure(now, oldest_kv, oldest_state)
         self._emit(["pressure", now, oldest_kv, oldest_state, answer])
         return answer
+
+
+class _HitPrior(HitPrior):
+    __slots__ = ("_emit",)
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__()
+        self._emit = emit
+
+    def segment(self, start: int, end: int) -> None:
+        super().segment(start, end)
+        self._emit(["segment", start, end])
+
+    def parted(self, at: int, end: int) -> None:
+        super().parted(at, end)
+        self._emit(["parted", at, end])
+
+
+class _PlacePrior(PlacePrior):
+    __slots__ = ("_emit",)
+
+    def __init__(self, emit: Emit) -> None:
+        super().__init__()
+        self._emit = emit
+
+    def seen(self, kind: PlaceKind) -> None:
+        super().seen(kind)
+        self._emit(["seen", kind.value])
+
+    def parted(self, kind: PlaceKind) -> None:
+        super().parted(kind)
+        self._emit(["left at", kind.value])

@@ -60,11 +60,13 @@ class Node:
     `kv_children`, None until a child has KV, is three counts followed by three sums of ids, one per tier: how
     many children have KV there, and the sum of their ids, which names the child where there is just one.
     `read_to_end` is the last request that used the whole node. `read_to` lists later requests that used only
-    a part, as (offset, time) with ascending offsets and descending times; None if there are none.
+    a part, as (offset, time) with ascending offsets and descending times; None if there are none. `cut`: it ends where
+    longer text was split, not where a request did.
     """
 
     __slots__ = (
         "checkpoints",
+        "cut",
         "first",
         "id",
         "kv",
@@ -92,6 +94,7 @@ class Node:
         self.read_to: list[tuple[int, int]] | None = None
         self.weight = 0
         self.kv = 0
+        self.cut = False
         self.kv_children: list[int] | None = None
         # One shared empty tuple for the many nodes without a checkpoint.
         self.checkpoints: list[Checkpoint] | tuple[Checkpoint, ...] = ()

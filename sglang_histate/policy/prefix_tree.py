@@ -94,7 +94,7 @@ class PrefixTree:
         above = lower.parent
         assert above is not None
         made = Node(upper, above, lower.start, tokens, self._next(), lower.used_to(tokens))
-        made.weight, made.kv = lower.weight, lower.kv
+        made.weight, made.kv, made.cut = lower.weight, lower.kv, True
         if lower.read_to is not None:
             made.read_to = [entry for entry in lower.read_to if entry[0] < tokens] or None
             lower.read_to = [(to - tokens, at) for to, at in lower.read_to if to > tokens] or None
@@ -258,9 +258,12 @@ class PrefixTree:
     def parted(self, node: int | None, position: int) -> int | None:
         """Return where the text went on to that a request left at `position`, the end of `node`; None if that is not one place.
 
-        What was one node before the match cut it there has one child. With more, another request parted here before.
+        What was one node before the match cut it there has one child. With more, another request parted here before. Where
+        a request ended nobody parts: to go on there is what checkpoints at ends are for.
         """
         if node is None or node not in self or self.start(node) + self.tokens(node) != position:
+            return None
+        if not self._nodes[node].cut:
             return None
         below = self.children(node)
         return self.start(below[0]) + self.tokens(below[0]) if len(below) == 1 else None

@@ -11,10 +11,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sglang_histate.adapter.chat_markers import TemplateError, learn
-from sglang_histate.adapter.chat_template import prompt_structure, start_explanations
+from sglang_histate.adapter.chat_template import TemplateStructure, prompt_structure, template_structure
 from sglang_histate.adapter.token_spans import prompt_spans
 from sglang_histate.demo import ensure_demo_model
-from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.structure import Part, span_at
 
 # Tools before the user's own system text, arguments as XML, results inside a user's turn: as in Qwen3.5.
@@ -220,18 +219,15 @@ def test_the_template_of_the_flag_is_the_one_that_counts(bytewise: Any, tmp_path
 
 
 def test_without_a_structure_positions_have_no_place(bytewise: Any, caplog: pytest.LogCaptureFixture) -> None:
-    cache = SimpleNamespace(
-        tree_core=SimpleNamespace(ranking=SimpleNamespace(tree=PrefixTree())), page_size=64
-    )
-
-    def started(template: str | None) -> dict[str, Any]:
+    def found(template: str | None) -> TemplateStructure:
         worker = SimpleNamespace(tokenizer=bytewise)
-        ctx = SimpleNamespace(tp_worker=worker, server_args=SimpleNamespace(chat_template=template))
-        return start_explanations(ctx, cache, 4).activity()
+        return template_structure(
+            SimpleNamespace(tp_worker=worker, server_args=SimpleNamespace(chat_template=template))
+        )
 
-    assert started(None)["structure"] == "on"
+    assert found(None).note == "on" and found(None).structure is not None
     with caplog.at_level(logging.INFO):
-        assert started("chatml")["structure"] == "off: --chat-template chatml is no Jinja file"
+        assert found("chatml") == TemplateStructure(None, "off: --chat-template chatml is no Jinja file")
     assert "without their place" in caplog.text
 
 
@@ -246,9 +242,6 @@ def test_without_a_structure_positions_have_no_place(bytewise: Any, caplog: pyte
 def test_no_template_and_no_tokenizer_keeps_a_server_from_starting(
     bytewise, tmp_path, caplog, change
 ) -> None:
-    cache = SimpleNamespace(
-        page_size=64, tree_core=SimpleNamespace(ranking=SimpleNamespace(tree=PrefixTree(0)))
-    )
     tokenizer = bytewise if change else SimpleNamespace(chat_template="x")
     path = None
     if change:
@@ -257,6 +250,6 @@ def test_no_template_and_no_tokenizer_keeps_a_server_from_starting(
     ctx = SimpleNamespace(
         tp_worker=SimpleNamespace(tokenizer=tokenizer), server_args=SimpleNamespace(chat_template=path)
     )
-    activity = start_explanations(ctx, cache, 4).activity()
-    assert activity["structure"].startswith("off: its chat template cannot be read (")
+    found = template_structure(ctx)
+    assert found.structure is None and found.note.startswith("off: its chat template cannot be read (")
     assert "without their place" in caplog.text

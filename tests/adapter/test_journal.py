@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from sglang_histate.adapter import journal_file
 from sglang_histate.adapter.journal_file import JournalFile, open_journal
 from sglang_histate.adapter.refusal import Refusal
 from sglang_histate.policy.journal import Journal
+from sglang_histate.policy.place_prior import PlaceKind
 from sglang_histate.policy.score import Eviction
+from sglang_histate.policy.segment_plan import plan_segment
 
 from .conftest import GPU
 from .engine import PAGE, build, request, tokens
@@ -72,6 +75,31 @@ def test_a_lost_access_is_noticed() -> None:
     events = recorded()
     without = [event for event in events if event[0] != "touch"]
     assert any("victim" in sentence for sentence in replay(without).different)
+
+
+def planned(price: float = 2.0) -> list[list[Any]]:
+    """What learned plans report: clients part at tool results and at a depth, then a segment is planned."""
+    events: list[list[Any]] = []
+    journal = Journal(lambda event: events.append(json.loads(json.dumps(event))))
+    hits, places = journal.hit_prior(), journal.place_prior()
+    for number in range(40):
+        hits.segment(0, 1000)
+        places.seen(PlaceKind.TOOL_RESULT)
+        if number % 4 == 0:
+            hits.parted(244, 1000)
+            places.parted(PlaceKind.TOOL_RESULT)
+    found = [(600, PlaceKind.TOOL_RESULT)]
+    expected = [(page, places.expected(kind)) for page, kind in found]
+    journal.plan(0, 1000, price, [999], found, plan_segment(hits, 0, 1000, price, [999], expected))
+    return events
+
+
+def test_learned_plans_are_compared() -> None:
+    events = planned()
+    assert 600 in events[-1][-1] and replay(events).different == [] and replay(events).plans == 1
+    for lost in ("segment", "parted", "seen", "left at"):
+        without = [event for event in events if event[0] != lost]
+        assert len(replay(without).different) == 1, lost
 
 
 def test_intervals_are_compared() -> None:

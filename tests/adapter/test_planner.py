@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.planner import CapturePlanner
+from sglang_histate.adapter.prompt_places import PromptPlaces
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy, parse_interval
+from sglang_histate.policy.structure import Marker, Part, Structure
 
 from .engine import request, tokens
 from .stores import open_store, wait_threads
@@ -258,7 +262,7 @@ def test_learned_positions_follow_where_requests_part() -> None:
     bench.traffic.went_on = 6400
     for number in range(20):
         req = request(tokens((10 + number, 6400)))
-        state_of(req, 64).branch = 1280
+        state_of(req, 64).kv_covered = 1280
         bench.chunk(req, 0, 6400)
     bench.traffic.went_on = None
     after = bench.chunk(request(tokens((99, 6400))), 0, 6400)
@@ -267,6 +271,67 @@ def test_learned_positions_follow_where_requests_part() -> None:
     assert {6336, 6400} <= set(after), "the ends are kept at any price"
     bench.traffic.price = float("inf")
     assert bench.chunk(request(tokens((100, 6400))), 0, 6400) == [6336, 6400]
+    bench.close()
+
+
+USER, TOOL = 900, 901
+
+
+def talk(*parts: tuple[int | None, int, int]) -> array:
+    """Return tokens of (marker or None, seed, count of the tokens behind it)."""
+    ids = array("q")
+    for marker, seed, count in parts:
+        if marker is not None:
+            ids.append(marker)
+        ids.extend(tokens((seed, count)))
+    return ids
+
+
+def talking(**more: Any) -> Bench:
+    bench = Bench("learned", slabs=2048, **more)
+    markers = [Marker((USER,), Part.USER), Marker((TOOL,), Part.TOOL_RESULT)]
+    bench.planner.places = PromptPlaces(Structure(markers), bench.page)
+    return bench
+
+
+def test_ends_of_tools_and_last_user_messages_are_captured_before_anything_is_learned() -> None:
+    bench = talking()
+    bench.traffic.price = 4.0
+    ids = talk((None, 1, 1000), (USER, 2, 700), (TOOL, 3, 700), (USER, 4, 900), (USER, 5, 600))
+    taken = bench.chunk(request(ids), 0, len(ids))
+    plain = Bench("learned", slabs=2048)
+    plain.traffic.price = 4.0
+    for start in (1000, 2402, 3303):  # where the first, the last but one and the last user message begin
+        assert start // 64 * 64 in taken
+    assert 960 not in plain.chunk(request(ids), 0, len(ids)), "else this shows nothing"
+    bench.close()
+    plain.close()
+
+
+def test_a_kind_of_place_where_clients_cut_is_learned_from_few() -> None:
+    """A client blanks a tool result that it sent long ago: after a few times, results in the middle are kept."""
+    bench = talking()
+    bench.traffic.price = 40.0
+
+    def prompt(seed: int) -> array:
+        return talk((None, seed, 400), (USER, seed + 1, 900), (TOOL, seed + 2, 900), (USER, seed + 3, 2000))
+
+    place = (400 + 1 + 900) // 64 * 64
+    assert place not in bench.chunk(request(prompt(1)), 0, 4203)
+    for number in range(8):
+        seed = 100 * (number + 1)
+        old = prompt(seed)
+        bench.chunk(request(old), 0, len(old))
+        new = request(old[: place + 80] + tokens((seed + 9, 500)))
+        state_of(new, 64).kv_covered = (
+            place + 64
+        )  # a page further than the place: the words that begin it are alike
+        bench.traffic.went_on = 4160
+        bench.chunk(new, 0, len(new.full_untruncated_fill_ids))
+        bench.traffic.went_on = None
+    assert place in bench.chunk(request(prompt(3000)), 0, 4203)
+    expected = bench.planner.hits_expected()
+    assert expected is not None and expected["places"]["tool result"] > 0.1
     bench.close()
 
 

@@ -29,6 +29,8 @@ def test_where_a_text_went_on_to_that_a_request_left() -> None:
     assert left(1024) is None, "nothing was left: the text ends there"
     visit(engine, ids[:512] + tokens((8, 256)))
     assert left(512) is None, "two texts go on there"
+    visit(engine, ids + tokens((9, 256)))
+    assert left(1024) is None, "a request ended there: who goes on from there is no rewrite"
     assert ranking.parted(None, 0) is None
     engine.check()
 
