@@ -1,35 +1,42 @@
 """``python -m eval.metrics_overhead``: what metrics and explanations cost a request that the cache cannot help.
 
-Two servers of the demo model, one as it is and one with --no-histate-metrics and --histate-explain-requests 0, run side by
-side and get the same prompts, one at a time and by turns; no prompt shares anything with another. Each answer is one token,
-so its time is the time to first token. Of each prompt the ratio of the two times is taken: what disturbs the machine
-disturbs both. The result is the median ratio over all rounds, with a 95% interval from resampling; a server is started anew
-in each round, because one process can be faster than its twin.
+One server of the demo model gets prompts, one at a time, that share nothing. Each answer is one token, so its time is the
+time to first token. Between two prompts the scheduler's metrics and explanations are turned off or on (`eval/switch`): of
+each two neighbours one is computed with both and one without, in turn first and second. The result is the median of the
+ratios of neighbours, with a 95% interval from resampling. Two servers, one with and one without, cannot be compared so
+closely: of two equal ones the one that was started second was up to a fifth faster.
 
-With both a request is to take at most 1.02 times what it takes without; exit status 1 if the median is more.
+SGLang's own metrics are on throughout. With both a request is to take at most 1.02 times what it takes without; exit
+status 1 if the median is more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
+import signal
 import sys
 import time
+import urllib.error
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 
 from eval.arguments import positive, with_examples
 from eval.internal_hits.machine import describe, text
+from eval.progress import each
 from eval.quantile import quantile
 from eval.servers import Server
 
 TARGET = 1.02
-WITHOUT = ("--no-histate-metrics", "--histate-explain-requests", "0")
 RESAMPLES = 2000
+SWITCH = Path(__file__).with_name("switch")
+SETTLE_S = 0.02
+"""Time that an idle scheduler gets to wake up for the signal."""
 SIZES = (
     "--histate-ssd-size", "256MiB", "--histate-inflight-size", "32MiB", "--histate-ssd-write-rate", "unlimited",
     "--hicache-ratio", "2", "--max-total-tokens", "32768", "--max-mamba-cache-size", "48",
@@ -38,9 +45,9 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Overhead:
-    """`ratio` is the median of each prompt's time with metrics over its time without; `low` and `high` its 95% interval."""
+    """`ratio` is the median of a time with metrics over its neighbour's without; `low` and `high` its 95% interval."""
 
-    prompts: int
+    pairs: int
     with_s: float
     without_s: float
     ratio: float
@@ -53,7 +60,7 @@ class Overhead:
 
 
 def overhead(with_s: Sequence[float], without_s: Sequence[float], seed: int = 0) -> Overhead:
-    """Compare the times of the same prompts on both servers, in seconds and in the same order.
+    """Compare times of neighbours, in seconds and in the same order.
 
     Raises:
         ValueError: not as many of one as of the other, or none.
@@ -79,78 +86,101 @@ def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(32, 256) for _ in range(tokens)] for _ in range(count)]
 
 
-def measure(work: Path, count: int, tokens: int, seed: int) -> tuple[list[float], list[float]]:
-    """Start both servers, send each prompt to both, and return the seconds with metrics and without.
+class Switched:
+    """A server whose scheduler is asked with metrics and explanations or without. Use as a context manager."""
 
-    Raises:
-        ServerFailed: one did not start.
-    """
-    with ExitStack() as stack:
-        servers = [_start(work, "with", (), stack), _start(work, "without", WITHOUT, stack)]
-        if seed % 2:  # which of them started first must not tell
-            servers.reverse()
-        for prompt in prompts(8, tokens, seed + 1):
-            for server in servers:
-                _ask(server, prompt)
-        times: list[list[float]] = [[], []]
-        for number, prompt in enumerate(prompts(count, tokens, seed)):
-            for at in (0, 1) if number % 2 == 0 else (1, 0):
-                times[at].append(_ask(servers[at], prompt))
-        if seed % 2:
-            times.reverse()
-        return times[0], times[1]
+    def __init__(self, work: Path) -> None:
+        folder = work / "ssd"
+        shutil.rmtree(folder, ignore_errors=True)
+        paths = [str(SWITCH), os.environ.get("PYTHONPATH", "")]
+        environ = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        arguments = ["--demo", "--histate-ssd-dir", str(folder.resolve()), *SIZES]
+        self._server = Server(arguments, work / "server.log", environ)
+        self._on = True
+
+    def __enter__(self) -> Switched:
+        self._server.__enter__()
+        self._server.wait_ready()
+        self._scheduler = int(self._server.status()["pid"])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.__exit__(kind, error, trace)
+
+    def turn(self, on: bool) -> None:
+        if on is not self._on:
+            os.kill(self._scheduler, signal.SIGUSR2)
+            self._on = on
+            time.sleep(SETTLE_S)
+
+    def ask(self, prompt: list[int], rid: str | None = None) -> float:
+        """Return the seconds until the answer to a prompt that is not in the cache."""
+        start_s = time.perf_counter()
+        answer = self._server.generate(prompt, 1, **({} if rid is None else {"rid": rid}))
+        passed_s = time.perf_counter() - start_s
+        assert answer["meta_info"]["cached_tokens"] == 0, "a prompt that nobody sent before was in the cache"
+        return passed_s
+
+    def explains(self, rid: str) -> bool:
+        """Whether the scheduler has anything to say of a request."""
+        try:
+            self._server.get(f"/histate/explain?rid={rid}")
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return False
+        return True
 
 
-def _start(work: Path, name: str, extra: tuple[str, ...], stack: ExitStack) -> Server:
-    folder = work / f"{name}-ssd"
-    shutil.rmtree(folder, ignore_errors=True)
-    arguments = ["--demo", "--histate-ssd-dir", str(folder.resolve()), *SIZES, *extra]
-    server = Server(arguments, work / f"{name}.log", {"OMP_WAIT_POLICY": "PASSIVE"})
-    return stack.enter_context(server).wait_ready()
+def check_switch(server: Switched, tokens: int) -> None:
+    """Assert that what is measured is really turned off and on."""
+    for number, on in enumerate((True, False, True, False)):
+        server.turn(on)
+        server.ask(prompts(1, tokens, 1000 + number)[0], rid=f"check-{number}")
+    server.turn(True)
+    found = [server.explains(f"check-{number}") for number in range(4)]
+    assert found == [True, False, True, False], f"the switch does not switch: {found}"
 
 
-def _ask(server: Server, prompt: list[int]) -> float:
-    start_s = time.perf_counter()
-    answer = server.generate(prompt, 1)
-    passed_s = time.perf_counter() - start_s
-    assert answer["meta_info"]["cached_tokens"] == 0, (
-        "a prompt that nobody sent before was found in the cache"
-    )
-    return passed_s
+def measure(server: Switched, pairs: int, tokens: int, seed: int) -> tuple[list[float], list[float]]:
+    """Return the seconds with metrics and without, of `pairs` neighbours."""
+    for prompt in prompts(8, tokens, seed + 1):
+        server.ask(prompt)
+    times: tuple[list[float], list[float]] = ([], [])
+    sent = iter(prompts(2 * pairs, tokens, seed))
+    for number in each(range(pairs), "prompts", "pair"):
+        for without in (0, 1) if number % 2 == 0 else (1, 0):
+            server.turn(not without)
+            times[without].append(server.ask(next(sent)))
+    return times
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m eval.metrics_overhead", description=__doc__.partition("\n\n")[2]
     )
-    with_examples(parser, "python -m eval.metrics_overhead", "python -m eval.metrics_overhead --rounds 1")
-    parser.add_argument("--prompts", type=positive, default=150, help="of each round (%(default)s)")
+    with_examples(parser, "python -m eval.metrics_overhead", "python -m eval.metrics_overhead --pairs 50")
+    parser.add_argument("--pairs", type=positive, default=400, help="of prompts (%(default)s)")
     parser.add_argument("--tokens", type=positive, default=1024, help="of each prompt (%(default)s)")
-    parser.add_argument("--rounds", type=positive, default=4, help="starts of both servers (%(default)s)")
     parser.add_argument(
         "--work-dir",
         type=Path,
         default=Path("build/metrics_overhead"),
-        help="logs, SSDs and summary.json (%(default)s)",
+        help="log, SSD and summary.json (%(default)s)",
     )
     given = parser.parse_args(argv)
     given.work_dir.mkdir(parents=True, exist_ok=True)
-    with_s: list[float] = []
-    without_s: list[float] = []
-    for number in range(given.rounds):
-        one, other = measure(given.work_dir, given.prompts, given.tokens, seed=number * 1001)
-        with_s += one
-        without_s += other
-        print(
-            f"round {number + 1} of {given.rounds}: median ratio {overhead(one, other).ratio:.4f}", flush=True
-        )
-    found = overhead(with_s, without_s)
+    with Switched(given.work_dir) as server:
+        check_switch(server, given.tokens)
+        found = overhead(*measure(server, given.pairs, given.tokens, seed=0))
     facts = describe()
     print(f"\n{text(facts)}")
-    print(f"{found.prompts} prompts of {given.tokens} tokens, time to first token in ms, median")
+    print(f"{found.pairs} pairs of prompts of {given.tokens} tokens, time to first token in ms, median")
     print(f"with metrics and explanations {found.with_s * 1000:.2f}, without {found.without_s * 1000:.2f}")
     print(f"ratio {found.ratio:.4f} (95% interval {found.low:.4f} to {found.high:.4f}), target {TARGET}")
-    summary = {"machine": facts, "tokens": given.tokens, "rounds": given.rounds, **asdict(found)}
+    summary = {"machine": facts, "tokens": given.tokens, **asdict(found)}
     (given.work_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print("met" if found.met else "MISSED")
     return 0 if found.met else 1

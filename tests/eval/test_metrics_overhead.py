@@ -12,10 +12,10 @@ seconds = st.floats(0.001, 10, allow_nan=False)
 
 
 @given(st.lists(seconds, min_size=1, max_size=30), st.sampled_from([0.9, 1.0, 1.01, 1.5]))
-def test_a_server_that_is_slower_by_a_factor_is_found_whatever_the_prompts_take(without_s, factor) -> None:
+def test_a_scheduler_that_is_slower_by_a_factor_is_found_whatever_the_prompts_take(without_s, factor) -> None:
     found = overhead([one * factor for one in without_s], without_s)
     assert found.ratio == pytest.approx(factor) and found.low == pytest.approx(found.high)
-    assert found.met == (factor < TARGET) and found.prompts == len(without_s)
+    assert found.met == (factor < TARGET) and found.pairs == len(without_s)
 
 
 def test_one_disturbance_does_not_count() -> None:

@@ -148,5 +148,5 @@ def test_raw_completions_have_no_places_and_are_served(server: Server) -> None:
     again = server.generate(prompt, 4)
     assert cached(again) >= floor_page(len(prompt) - 1) - PAGE
     assert again["output_ids"] == answer["output_ids"]
-    places = server.status()["hits_expected"]["places"]
+    places = server.status()["eviction"]["hits_expected"]["places"]
     assert places["tool result"] > 0 and set(places) >= {"end of system and tools", "last user message"}
