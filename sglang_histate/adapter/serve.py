@@ -7,6 +7,11 @@ import sys
 import traceback
 from pathlib import Path
 
+from sglang_histate.adapter import collector
+
+collector.relax()  # Each process that is started from here begins with these imports too.
+# ruff: noqa: E402
+
 import sglang
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from sglang.srt.mem_cache.registry import get_radix_cache_factory
