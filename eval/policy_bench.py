@@ -9,11 +9,13 @@ Then, in turns, as many as the table says:
     evict   a victim is named, and what it names is removed from the tree
     grow    a live session gets one more turn: node, KV, two checkpoints, touch; the queue prices what changed
     choose  the interval of a new segment is chosen (policy/interval.py)
+    plan    the learned checkpoints of a new segment are chosen while storage is free (policy/segment_plan.py)
+    learn   a segment and a place where a request left it are counted (policy/hit_prior.py)
 
 Times are from before each call to after it, garbage collection included: CPU time of the thread, which is
 judged, and wall-clock time, which also has in it what other programs on the machine took. The CPU means of
-touch and evict are to be at most 20 us at every size, that of choose at most 50 us; the exit status is 1 if
-one is not. The others are for information: grow, a step of q that prices everything anew (microseconds per
+touch and evict are to be at most 20 us at every size, those of choose and plan at most 50 us; the exit status is 1 if
+one is not. The others are for information: grow, the plans of whole prompts alone, a step of q that prices everything anew (microseconds per
 unit, and how many came), and the memory of a unit with its share of nodes, tree and queue.
 """
 
@@ -28,20 +30,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
+from typing import Any
 
 from eval.arguments import with_examples
 from eval.progress import each
+from sglang_histate.policy.hit_prior import HitPrior
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, choose_interval
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
+from sglang_histate.policy.scarcity import WRITE_TOKENS
+from sglang_histate.policy.segment_plan import plan_segment
 from sglang_histate.policy.units import Pool, Unit
 
 SIZES = (1_000, 100_000, 1_000_000)
-TARGET_US = {"touch": 20.0, "evict": 20.0, "choose": 50.0}
+TARGET_US = {"touch": 20.0, "evict": 20.0, "choose": 50.0, "plan": 50.0}
 TURNS = 10
 PROMPTS = 16
 KV_TOKEN_BYTES, STATE_BYTES = 32_768, 51_511_296  # Qwen3.5-9B
+PAGE = 64
+# Of recorded Claude Code sessions: 1 request in 43 begins one (1 in 20 here), 366 of 10,541 turns leave an earlier text.
+WHOLE, LEFT = 0.05, 0.035
 BURST = 50
 WARM_HITS = 2_000
 
@@ -179,7 +188,7 @@ def _any(unit: Unit) -> bool:
     return True
 
 
-def timed(call: Callable[..., object], *arguments: int) -> Spent:
+def timed(call: Callable[..., object], *arguments: Any) -> Spent:
     wall, cpu = perf_counter_ns(), thread_time_ns()
     call(*arguments)
     return thread_time_ns() - cpu, perf_counter_ns() - wall
@@ -231,6 +240,31 @@ def measure_choice(operations: int, seed: int) -> Row:
     return row(len(DEFAULT_INTERVALS), "choose", times)
 
 
+def measure_plan(operations: int, seed: int) -> list[Row]:
+    """Agents' turns of a few pages with three messages, and whole prompts as long as those of `measure_choice` with 60."""
+    draw, prior = random.Random(seed), HitPrior()
+    times: dict[str, list[Spent]] = {"plan": [], "plan, long": [], "learn": []}
+    for _ in range(operations):
+        whole = draw.random() < WHOLE
+        start = 0 if whole else draw.randrange(200_000 // PAGE)
+        pages = draw.randrange(60, 200_000 // PAGE) if whole else draw.randrange(2, 30)
+        end = start + pages
+        places = [(start + draw.randrange(1, pages), 0.01) for _ in range(60 if whole else 3)]
+        spent = timed(plan_segment, prior, start, end, WRITE_TOKENS / PAGE, (end - 1,), places)
+        times["plan"].append(spent)
+        if whole:
+            times["plan, long"].append(spent)
+        left = start + draw.randrange(1, pages) if draw.random() < LEFT else None
+        times["learn"].append(timed(_learn, prior, start, end, left))
+    return [row(len(spent), operation, spent) for operation, spent in times.items() if spent]
+
+
+def _learn(prior: HitPrior, start: int, end: int, left: int | None) -> None:
+    prior.segment(start, end)
+    if left is not None:
+        prior.parted(left, end)
+
+
 def resident_bytes() -> int:
     """Memory of this process that is in RAM."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -264,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows += measured
         memory.append(f"{measured[0].units} units: {bytes_per_unit:.0f} bytes each")
     rows.append(measure_choice(chosen.operations, chosen.seed))
+    rows += measure_plan(chosen.operations, chosen.seed)
     print(table(rows))
     print("memory, tree and queue: " + "; ".join(memory))
     missed = [f"{one.operation} at {one.units}" for one in rows if not one.met]

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
 
 MOST_CHECKPOINTS = 64
 """In one segment. More are no help to a hit, and each has to be written."""
@@ -35,31 +37,37 @@ def greedy_plan(
     taken = [-1]
     for place in given:
         index = bisect_right(places, place) - 1
-        if index >= 0 and places[index] == place:
+        if index >= 0 and places[index] == place and index not in taken:
             insort(taken, index)
-    fixed = set(taken)
-    gaps = [_best_between(places, after, start, taken, index) for index in range(len(taken))]
+    gaps: list[_Gap] = []
+    for low, high in pairwise([*taken, len(places)]):
+        _add_gap(gaps, places, after, start, low, high, price)
     chosen: list[int] = []
-    while len(chosen) < MOST_CHECKPOINTS:
-        where = max(range(len(gaps)), key=lambda index: (gaps[index][0], -index))
-        saves, index = gaps[where]
-        if index < 0 or saves <= price or saves <= 0:
-            break
-        taken.insert(where + 1, index)
-        chosen.append(index)
-        gaps[where] = _best_between(places, after, start, taken, where)
-        gaps.insert(where + 1, _best_between(places, after, start, taken, where + 1))
-    return tuple(places[index] for index in sorted(set(chosen) - fixed))
+    while gaps and len(chosen) < MOST_CHECKPOINTS:
+        _, low, best, high = heappop(gaps)
+        chosen.append(best)
+        _add_gap(gaps, places, after, start, low, best, price)
+        _add_gap(gaps, places, after, start, best, high, price)
+    return tuple(places[index] for index in sorted(chosen))
 
 
-def _best_between(
-    places: Sequence[int], after: Sequence[float], start: int, taken: Sequence[int], where: int
-) -> tuple[float, int]:
-    """Return what the best candidate behind taken[where] and before the next one saves, and which it is (-1: none)."""
-    low = taken[where]
-    high = taken[where + 1] if where + 1 < len(taken) else len(places)
+_Gap = tuple[float, int, int, int]
+"""Between two taken candidates: what its best one saves, negative; the one before, the best, the one behind. Of equal ones
+the first in the segment comes first."""
+
+
+def _add_gap(
+    gaps: list[_Gap],
+    places: Sequence[int],
+    after: Sequence[float],
+    start: int,
+    low: int,
+    high: int,
+    price: float,
+) -> None:
+    """Add the gap between the candidates `low` (-1: the segment's start) and `high`, unless nothing in it pays."""
     if high - low < 2:
-        return 0.0, -1
+        return
     before = start if low < 0 else places[low]
     rest = after[high]
     saves = [
@@ -67,4 +75,5 @@ def _best_between(
         for place, hits in zip(places[low + 1 : high], after[low + 1 : high], strict=True)
     ]
     best = max(saves)
-    return best, low + 1 + saves.index(best)
+    if best > price and best > 0:
+        heappush(gaps, (-best, low, low + 1 + saves.index(best), high))

@@ -12,7 +12,7 @@ def test_a_small_run_measures_every_operation(capsys: pytest.CaptureFixture[str]
     status = main(["--units", "200", "600", "--operations", "100"])
     shown = capsys.readouterr().out
     assert status == (1 if "NOT MET" in shown else 0)
-    for operation in ("touch", "evict", "grow", "q step, a unit", "choose"):
+    for operation in ("touch", "evict", "grow", "q step, a unit", "choose", "plan", "plan, long", "learn"):
         assert operation in shown
     assert "bytes each" in shown
 
