@@ -16,6 +16,7 @@ from eval.replay.workload import TRACES, WEKA
 
 DEFAULT_DIR = Path("build/eval-quick")
 MINUTES = 9.5
+SYSTEMS = "histate,hicache"
 _REAL = (
     *("--workload", "weka"),
     *("--sessions", "36"),
@@ -30,17 +31,16 @@ _SYNTHETIC = (
     *("--live", "6"),
 )
 _COMMON = (
-    *("--systems", "histate,hicache"),
     *("--repeats", "2"),
     *("--running", "4"),
     *("--ramp", "10"),
 )
 
 
-def arguments(out: Path, traces: Path, minutes: float) -> list[str]:
+def arguments(out: Path, traces: Path, minutes: float, systems: str = SYSTEMS) -> list[str]:
     """Return the command line of `eval.replay`."""
     chosen = (*_REAL, "--traces", str(traces)) if (traces / WEKA).exists() else _SYNTHETIC
-    return [*chosen, *_COMMON, "--minutes", f"{minutes:g}", "--out", str(out)]
+    return [*chosen, *_COMMON, "--systems", systems, "--minutes", f"{minutes:g}", "--out", str(out)]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,8 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         metavar="M",
         help="begin no round that ends later (%(default)s)",
     )
+    parser.add_argument(
+        "--systems", default=SYSTEMS, metavar="A,B", help="as of python -m eval.replay (%(default)s)"
+    )
     given = parser.parse_args(argv)
-    return replay(arguments(given.out, given.traces, given.minutes))
+    return replay(arguments(given.out, given.traces, given.minutes, given.systems))
 
 
 if __name__ == "__main__":

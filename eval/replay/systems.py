@@ -104,6 +104,26 @@ SYSTEMS = {
         _histate(
             "histate-none", ("--histate-interval", "none"), _ABLATION + "no checkpoints inside a prompt"
         ),
+        _histate(
+            "histate-scarce",
+            ("--histate-interval", "scarce"),
+            _ABLATION + "storage priced by what the SSD gives up",
+        ),
+        _histate(
+            "histate-learned",
+            ("--histate-interval", "learned"),
+            _ABLATION + "checkpoints where hits are expected, at that price",
+        ),
+        _histate(
+            "histate-loss",
+            ("--histate-eviction", "loss"),
+            _ABLATION + "eviction by what is expected to be lost",
+        ),
+        _histate(
+            "histate-learned-loss",
+            ("--histate-interval", "learned", "--histate-eviction", "loss"),
+            _ABLATION + "both of these",
+        ),
     )
 }
 
