@@ -17,13 +17,16 @@ from .disk import PosixDisk, lock
 from .layout import PAGE_BYTES
 from .probe import check_roots, make_private
 from .reasons import StoreError
+from .striping import Striping
 from .survey import SlabFile
 
 _PIECE_BYTES = 8 << 20
 
 
-def wanted_bytes(file: SlabFile, size_bytes: int | None) -> int:
+def wanted_bytes(file: SlabFile, size_bytes: int | None, root: int = 0, n_roots: int = 1) -> int:
     """Return how large a server with ``--histate-ssd-size`` `size_bytes` makes the file; None: as it is.
+
+    The file is in directory number `root`, counted from 0, of the `n_roots` that share this size.
 
     Raises:
         StoreError: the model is not known, or the file would have to shrink.
@@ -34,7 +37,7 @@ def wanted_bytes(file: SlabFile, size_bytes: int | None) -> int:
         )
     if size_bytes is None:
         return file.file_bytes
-    wanted = file.layout.file_bytes(file.layout.slab_count(size_bytes))
+    wanted = Striping.of(file.layout, size_bytes, n_roots).file_bytes(root)
     if wanted < file.file_bytes:
         raise StoreError(
             f"{file.path} is larger than that already: start the server with the smaller --histate-ssd-size"

@@ -261,6 +261,20 @@ def test_provision(root: Path, tmp_path: Path, capsys) -> None:
     assert code == 1 and "larger than that already" in err
 
 
+def test_two_directories_share_the_size_as_the_servers_do(tmp_path: Path, capsys) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    small, large = 2 * 4096 + 5 * LAYOUT.slab_bytes, 2 * 4096 + 41 * LAYOUT.slab_bytes
+    open_store(roots=roots, size_bytes=small).close()
+    both = ",".join(map(str, roots))
+    code, _, err = run(capsys, "provision", "--ssd-dir", both, "--size", f"{large // 1024}KiB", "--zero")
+    assert (code, err) == (0, "")
+    provisioned = [slabs(root).stat().st_size for root in roots]
+    store = open_store(roots=roots, size_bytes=large)
+    assert [slabs(root).stat().st_size for root in roots] == provisioned
+    assert provisioned[0] - provisioned[1] == LAYOUT.slab_bytes, "41 slabs: 21 and 20"
+    store.close()
+
+
 def test_provision_like_another(root: Path, tmp_path: Path, capsys) -> None:
     filled(root=root).close()
     new = tmp_path / "new"

@@ -23,7 +23,10 @@ def register(actions: Any) -> None:
         "histate store provision --ssd-dir /nvme/histate --size 200GiB --zero",
     )
     parser.add_argument(
-        "--size", type=size_bytes, metavar="SIZE", help="as --histate-ssd-size (default: as large as it is)"
+        "--size",
+        type=size_bytes,
+        metavar="SIZE",
+        help="as --histate-ssd-size, of all directories together (default: as large as they are)",
     )
     parser.add_argument(
         "--like",
@@ -46,11 +49,11 @@ def _run(arguments: argparse.Namespace) -> int:
     failures: list[str] = []
     if arguments.like is not None:
         _plant(arguments, failures.append)
-    for root in arguments.ssd_dir:
+    for number, root in enumerate(arguments.ssd_dir):
         known = 0
         for file in common.open_files(root, os.O_RDWR, failures.append):
             known += 1
-            _provision(file, arguments, failures.append)
+            _provision(file, number, arguments, failures.append)
         if not known:
             failures.append(
                 f"{root} has no store: start the server on it once, so that the sizes of its model are known, or "
@@ -74,13 +77,14 @@ def _plant(arguments: argparse.Namespace, fail: Any) -> None:
                 fail(str(error))
 
 
-def _provision(file: SlabFile, arguments: argparse.Namespace, fail: Any) -> None:
+def _provision(file: SlabFile, number: int, arguments: argparse.Namespace, fail: Any) -> None:
+    """Provision a file in the directory of that number."""
     from sglang_histate.sizes import format_size
     from sglang_histate.store.provision import reserve, unwritten, wanted_bytes, write_zeros
     from sglang_histate.store.reasons import StoreError
 
     try:
-        size = wanted_bytes(file, arguments.size)
+        size = wanted_bytes(file, arguments.size, number, len(arguments.ssd_dir))
         reserve(file, size)
         gaps = list(unwritten(file.fd, size)) if arguments.zero else []
         total = sum(count for _, count in gaps)
