@@ -101,6 +101,12 @@ class Replay:
     def _hit(self, node: int, offset: int) -> None:
         self.tree.observe_hit(node, offset)
 
+    def _keep(self, node: int, offset: int, until: int) -> None:
+        self.tree.keep(node, offset, until)
+
+    def _forsake(self, node: int) -> None:
+        self.tree.forsake(node)
+
     def _left(self, kind: str, entered: int, now: int) -> None:
         {"kv": self._residence.kv, "state": self._residence.state}[kind].evicted(entered, now)
 
@@ -163,6 +169,8 @@ EVENTS: dict[str, Callable[..., None]] = {
     "checkpoint": Replay._checkpoint,
     "touch": Replay._touch,
     "hit": Replay._hit,
+    "keep": Replay._keep,
+    "forsake": Replay._forsake,
     "left": Replay._left,
     "pressure": Replay._pressure,
     "interval": Replay._interval_chosen,

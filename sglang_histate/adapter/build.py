@@ -18,16 +18,17 @@ from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.chat_template import TemplateStructure, template_structure
+from sglang_histate.adapter.chat_template import template_structure
 from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
-from sglang_histate.adapter.device_pool import is_one_pool, keep_in_place, kv_bytes_per_token
+from sglang_histate.adapter.device_pool import device_status, is_one_pool, keep_in_place, kv_bytes_per_token
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.explanations import Explanations
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.full_component import HiStateFullComponent
+from sglang_histate.adapter.hinted import HintedSessions
 from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
@@ -57,6 +58,7 @@ from sglang_histate.copy import Chosen, choose_engine
 from sglang_histate.copy.packing import Packing, choose_packing
 from sglang_histate.copy.staging import ring_bytes
 from sglang_histate.policy.interval import STEP_TOKENS, IntervalPolicy
+from sglang_histate.policy.retention import SHARE, Retention
 from sglang_histate.sizes import format_size
 from sglang_histate.store import CheckpointStore, StoreError, WriteLimits
 from sglang_histate.store.opening import slab_file
@@ -185,7 +187,21 @@ def _start_tier(
         kv_face.shared.memory.zero_()
     interval = _on_grid(config, grid)
     explains = config.explain_requests > 0 and parallel.attn_tp_rank == 0  # the rank that answers
-    template = template_structure(ctx) if explains or interval.learned else TemplateStructure(None, "off")
+    template = template_structure(ctx)
+    states_allocator = ctx.params.req_to_token_pool.mamba_allocator
+    device_bytes = device_status(allocator, states_allocator, kv_token_bytes, layout.checkpoint_bytes)[
+        "total_bytes"
+    ]
+    smallest = min(device_bytes, budget.total_bytes, store.stats().bytes_total)
+    hinted = HintedSessions(
+        cache.tree_core,
+        ranking,
+        Retention(smallest // SHARE),
+        counters,
+        structure=template.structure,
+        session_bytes=(kv_token_bytes, layout.image_bytes),
+        page_size=page_size,
+    )
     cache.tier = SsdTier(
         store=store,
         planner=CapturePlanner(
@@ -204,6 +220,7 @@ def _start_tier(
             ),
             counters=counters,
             absences=ranking.absences,
+            hinted=hinted,
             places=None if template.structure is None else PromptPlaces(template.structure, grid, journal),
             journal=journal,
         ),
@@ -245,6 +262,7 @@ def _start_tier(
             counters=counters,
             page_size=page_size,
         ),
+        hinted=hinted,
         agreement=agreement,
         cache=cache,
         counters=counters,

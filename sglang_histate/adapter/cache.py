@@ -141,7 +141,7 @@ class HiStateCache(UnifiedRadixCache):
             return
         self.policy_time.run(Part.PUBLISH, self.tier.published, req)
         if req.finished():
-            self.policy_time.run(Part.PUBLISH, self.tier.output_ends.take, req)
+            self.policy_time.run(Part.PUBLISH, self.tier.finished, req)
             if self.explanations is not None:
                 self.policy_time.run(Part.EXPLAIN, self.explanations.finished, req)
 

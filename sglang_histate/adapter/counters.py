@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from sglang_histate.adapter.hints import Hint, Ignored
 from sglang_histate.store import Distribution
 
 
@@ -110,6 +111,8 @@ class Counters:
         self.read_wait_s = Distribution()  # of requests that waited for a read
         self.fault_in_s = Distribution()
         self.intervals: dict[int, int] = {}
+        self.hints = dict.fromkeys(Hint, 0)
+        self.hints_ignored = dict.fromkeys(Ignored, 0)
 
     @property
     def restored_requests(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_histate.adapter.counters import Drop, Miss
+from sglang_histate.adapter.hints import Hint, Ignored
 from sglang_histate.adapter.metric import Figures, Values, all_of, by, counter, gauge, histogram, one
 from sglang_histate.policy.placement import Reason
 from sglang_histate.policy.prefix_nodes import Tier
@@ -122,6 +123,18 @@ CHECKPOINTS = (
         "kv_spills_refused",
         "Extents of KV that the SSD did not take",
         lambda f: one(f.counters.kv_spills_refused),
+    ),
+    counter(
+        "hints",
+        "Hints of clients that were followed",
+        lambda f: all_of(Hint, f.counters.hints),
+        "hint",
+    ),
+    counter(
+        "hints_ignored",
+        "Hints of clients that were not, by why",
+        lambda f: all_of(Ignored, f.counters.hints_ignored),
+        "reason",
     ),
 )
 POLICY = (

@@ -16,6 +16,7 @@ from sglang_histate.adapter.attribution import Absences
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.egress import LayerEgress
+from sglang_histate.adapter.hinted import HintedSessions
 from sglang_histate.adapter.prompt_places import PromptPlaces
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
@@ -80,6 +81,7 @@ class CapturePlanner:
         counters: Counters,
         absences: Absences,
         places: PromptPlaces | None = None,
+        hinted: HintedSessions | None = None,
         journal: Journal | None = None,
     ) -> None:
         """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens.
@@ -91,6 +93,7 @@ class CapturePlanner:
         self._ranking = ranking
         self.prior = HitPrior() if journal is None else journal.hit_prior()
         self.places = places
+        self._hinted = hinted
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -192,7 +195,9 @@ class CapturePlanner:
         # is computed from one token before its end at the latest, so a prompt that ends on the grid needs one before.
         final, resend = total // self._grid * self._grid, (total - 1) // self._grid * self._grid
         # A place where two prompts were seen to part is likely to be one again.
-        extras = (final, resend, state.branch)
+        extras = [final, resend, state.branch]
+        if self._hinted is not None:
+            extras += [at // self._grid * self._grid for at in self._hinted.positions(req, state, total)]
         given = {
             at for at in extras if at is not None and start < at <= total and (at - start) % self._grid == 0
         }

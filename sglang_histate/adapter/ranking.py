@@ -321,7 +321,7 @@ class Ranking:
     def evicted(self, unit: Unit, tier: Tier) -> None:
         """Count an eviction by tier and kind, and by what it means. Call it before anything goes."""
         self.evictions[f"{tier.name.lower()}_{unit.kind.value}"] += 1
-        age = self.clock - unit.last_access
+        age = max(self.clock - unit.last_access, 0)  # a client may have asked to keep it for longer
         self.scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=tier is not Tier.SSD)
         self.fates[place(unit.kind, tier, unit.checkpoint is not None, self._copies(unit)).reason] += 1
         victim = f"{self.digest} {int(tier)} {unit.checkpoint} {unit.nodes}"

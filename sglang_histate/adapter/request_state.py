@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_histate.adapter.attribution import Recomputed
 from sglang_histate.adapter.counters import HitTier, Miss
+from sglang_histate.adapter.hints import Hints
 from sglang_histate.adapter.page_keys import PageKeys
 
 
@@ -43,6 +44,7 @@ class RequestState:
     details: dict[str, int | str] | None = None  # what its answer says of it, see `explanations.py`
     learned_from: bool = False  # whether the hit prior has counted this request
     placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree
+    hints: Hints | None = None  # what its client said, None until somebody asked
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()
     # The last checkpoint of the plan that is stored or was captured; where the plan starts before that.

@@ -17,6 +17,7 @@ from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
+from sglang_histate.adapter.hinted import HintedSessions
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
@@ -49,6 +50,7 @@ class SsdTier:
         kv_spill: KvSpill,
         final_states: FinalStates,
         verification: Verification,
+        hinted: HintedSessions,
         agreement: RankAgreement,
         counters: Counters,
         cache: Any,
@@ -62,6 +64,7 @@ class SsdTier:
         self.kv_spill = kv_spill
         self.final_states = final_states
         self.verification = verification
+        self._hinted = hinted
         self.counters = counters
         self._planner = planner
         self.accounting = accounting
@@ -112,6 +115,12 @@ class SsdTier:
             key = state.keys.at(req.full_untruncated_fill_ids, position)
             self.ranking.placed(key, node, position - start, self.store.lookup(key) is not None)
         state.placed = max(state.placed, end)
+
+    def finished(self, req: Any) -> None:
+        """`req` has its whole answer, and the tree has its tokens: keep the answer's end, unless nobody comes back to it."""
+        if not self._hinted.of(req, state_of(req, self._page_size)).done:
+            self.output_ends.take(req)
+        self._hinted.finished(req)
 
     def _name(self, req: Any, node: Any, end: int) -> None:
         """Tell the ranking the page hashes of the nodes up to `node`, which ends at `end`, that it does not know yet."""
@@ -233,6 +242,7 @@ class SsdTier:
         self.final_states.reset()
         self.fault_ins.reset()
         self.verification.reset()
+        self._hinted.reset()
         self.store.clear()
 
     def _discard(self, capture: ForwardCapture) -> None:

@@ -6,7 +6,7 @@ always do and report it through `emit`, in the order in which it happens.
     choices   the supported intervals
     reset     root, tau, mode, KV bytes per token                      an empty tree; the queues follow
     pool      name, tier, bytes per state, bytes per token of KV       a queue for that pool, over the tree
-    add, split, remove, kv, checkpoint, touch, hit                     arguments of `PrefixTree`
+    add, split, remove, kv, checkpoint, touch, hit, keep, forsake      arguments of `PrefixTree`
     left      "kv" or "state", entered, now                            arguments of `ResidenceTime.evicted`
     pressure  now, oldest KV, oldest state, answer
     interval  tokens, state in tokens of KV, pressure, answer
@@ -132,6 +132,14 @@ class _Tree(PrefixTree):
     def observe_hit(self, node: int, offset: int) -> None:
         super().observe_hit(node, offset)
         self._emit(["hit", node, offset])
+
+    def keep(self, node: int, offset: int, until: int) -> None:
+        super().keep(node, offset, until)
+        self._emit(["keep", node, offset, until])
+
+    def forsake(self, node: int) -> None:
+        super().forsake(node)
+        self._emit(["forsake", node])
 
 
 class _Queue(EvictionQueue):

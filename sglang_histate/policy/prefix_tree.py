@@ -199,15 +199,31 @@ class PrefixTree:
         else:
             above = at if offset else at.parent
         checkpoint = at.checkpoint_at(offset)
+        if checkpoint is None and not offset and above is not None:
+            checkpoint = above.end_checkpoint()  # a node's start is its parent's end
         if checkpoint is not None:
-            checkpoint.accessed = now
-        elif not offset and above is not None and (checkpoint := above.end_checkpoint()) is not None:
-            checkpoint.accessed = now  # a node's start is its parent's end
+            checkpoint.accessed = max(checkpoint.accessed, now)  # it may be kept for longer
         # Nothing to tell the queues: later use only moves a unit back, and they find out when it comes first.
         while above is not None:
             above.read_to_end = now
             above.read_to = None
             above = above.parent
+
+    def keep(self, node: int, offset: int, until: int) -> None:
+        """Let the checkpoint `offset` tokens into the node rank as if used at `until`, which may lie ahead; nothing without one."""
+        checkpoint = self._inner(node).checkpoint_at(offset)
+        if checkpoint is not None:
+            checkpoint.accessed = max(checkpoint.accessed, until)
+
+    def forsake(self, node: int) -> None:
+        """Let what only the trajectory that ends in `node` has rank as if never used; nothing if the text goes on below."""
+        at: Node | None = self._inner(node)
+        while at is not None and at.parent is not None and (at.first is None or at.id != node):
+            at.read_to_end, at.read_to = 0, None
+            for checkpoint in at.checkpoints:
+                checkpoint.accessed = 0
+            self._mark_all([at, *at.checkpoints])
+            at = at.parent if at.next is None and at.previous is None else None
 
     def observe_hit(self, node: int, offset: int) -> None:
         """Count a hit served from that position into q: at a trajectory's last checkpoint, or an earlier one.

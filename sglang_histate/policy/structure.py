@@ -114,6 +114,33 @@ class Structure:
         return None
 
 
+def message_starts(spans: Sequence[Span]) -> list[int]:
+    """Return where the messages of a prompt begin, ascending; the answer that it asks for is none.
+
+    Thinking and the answer behind it are one message, and so are system prompt and tools. Each tool result is one.
+    """
+    found: list[int] = []
+    seen: set[tuple[Part, int]] = set()
+    for span in spans:
+        if span.part in (Part.HEAD, Part.THINKING, Part.TOOLS):
+            continue
+        key = (span.part, span.number)
+        if span.part is Part.SYSTEM or key not in seen:
+            if not (span.part is Part.SYSTEM and found and _continues(spans, span)):
+                found.append(span.start)
+            seen.add(key)
+    turns = [span for span in spans if span.part is not Part.THINKING]
+    if turns and turns[-1].part is Part.ASSISTANT:
+        found.pop()
+    return found
+
+
+def _continues(spans: Sequence[Span], span: Span) -> bool:
+    """Return whether a system span goes on behind the tools that interrupted it."""
+    index = spans.index(span)
+    return index > 0 and spans[index - 1].part is Part.TOOLS
+
+
 def span_at(spans: Sequence[Span], position: int) -> Span:
     """Return the span that has the token at `position`; of positions behind the end, the last one.
 

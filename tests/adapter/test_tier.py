@@ -18,6 +18,7 @@ from sglang_histate.adapter.counters import Counters, Drop
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
+from sglang_histate.adapter.hinted import HintedSessions
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
@@ -29,6 +30,8 @@ from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
 from sglang_histate.policy.interval import parse_interval
+from sglang_histate.policy.retention import Retention
+from sglang_histate.policy.structure import Marker, Part, Structure
 from sglang_histate.store.fault_plan import FaultPlan
 from sglang_histate.store.faults import FaultyDisk
 from tests.store.fakes import FakeDisk
@@ -61,6 +64,10 @@ class Agreement:
         return [min(column) for column in zip(*gathered, strict=True)]
 
 
+USER, ASSISTANT = 900, 901
+"""Tokens that begin a message."""
+
+
 class Alone:
     def minimum(self, values) -> list[int]:
         return list(values)
@@ -80,6 +87,7 @@ class Rank:
         slabs: int = 24,
         min_gain: int = PAGE,
         limits=None,
+        kept_bytes: int = 1 << 20,
         **engine,
     ) -> None:
         self.number = number
@@ -98,8 +106,18 @@ class Rank:
         states = cache.req_to_token_pool.mamba_pool.mamba_cache
         cpu = torch.device("cpu")
         trust = Trust(self.store, (), Alone())
+        hinted = HintedSessions(
+            cache.tree_core,
+            self.engine.ranking,
+            Retention(kept_bytes),
+            self.counters,
+            structure=Structure([Marker((USER,), Part.USER), Marker((ASSISTANT,), Part.ASSISTANT)]),
+            session_bytes=(64, 100),
+            page_size=PAGE,
+        )
         self.tier = SsdTier(
             store=self.store,
+            hinted=hinted,
             planner=CapturePlanner(
                 interval=parse_interval("fixed:256"),
                 state_tokens=100.0,
@@ -111,6 +129,7 @@ class Rank:
                 egress=LayerEgress(cpu, layout.codec),
                 counters=self.counters,
                 absences=self.engine.ranking.absences,
+                hinted=hinted,
             ),
             accounting=Accounting(
                 self.store,

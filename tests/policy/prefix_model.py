@@ -82,10 +82,25 @@ class Model:
         while node:
             run = self.runs[node]
             if first and offset in run.states:
-                run.state_used[offset] = now
+                run.state_used[offset] = max(run.state_used[offset], now)
             for i in range(offset if first else len(run.used)):
                 run.used[i] = now
             first, node = False, run.parent
+
+    def keep(self, node: int, offset: int, until: int) -> None:
+        run = self.runs[node]
+        if offset in run.states:
+            run.state_used[offset] = max(run.state_used[offset], until)
+
+    def forsake(self, node: int) -> None:
+        if self.children(node):
+            return
+        path = self.path(node)
+        own = [n for n in path if all(n not in self.path(leaf) for leaf in self.leaves() if leaf != node)]
+        for n in own:
+            run = self.runs[n]
+            run.used = [0] * len(run.used)
+            run.state_used = dict.fromkeys(run.state_used, 0)
 
     def observe_hit(self, node: int, offset: int) -> None:
         if not node:

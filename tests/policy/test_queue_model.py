@@ -80,6 +80,11 @@ class Walk:
             if self.random.random() < 0.05:
                 node, offset = 0, 0
             self.both("touch", node, offset, self.now)
+        elif pick < 0.93:
+            node, offset = self.place()
+            self.both("keep", node, offset, self.now + self.random.randint(0, 40))
+        elif pick < 0.95:
+            self.both("forsake", choice(list(runs)))
         else:
             # Long runs of one kind, so that the priced q moves.
             for _ in range(24):

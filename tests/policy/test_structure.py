@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_histate.policy.structure import Marker, Part, Span, Structure, span_at
+from sglang_histate.policy.structure import Marker, Part, Span, Structure, message_starts, span_at
 
 START, END, SYSTEM, USER, ASSISTANT, THINK, ENDTHINK, RESULT, TOOLS, ENDTOOLS = range(100, 110)
 NEWLINE = 10
@@ -137,3 +137,31 @@ def test_what_cannot_be_is_refused() -> None:
         span_at([], 0)
     with pytest.raises(ValueError, match="token -1"):
         span_at([Span(Part.HEAD, 0, 0, 3)], -1)
+
+
+@given(system=content, tools=st.none() | content, script=st.lists(turns, max_size=8), asks=st.booleans())
+def test_messages_begin_where_a_client_sent_one(system, tools, script, asks) -> None:
+    """Also with thinking inside, tools inside the system message, and several results in one turn."""
+    ids, starts = [START, SYSTEM, NEWLINE, *system], [0]
+    if tools is not None:
+        ids += [TOOLS, NEWLINE, *tools, ENDTOOLS, 20]
+    for kind, what in script:
+        if kind == "results":
+            for number, text in enumerate(what):
+                starts.append(len(ids))
+                ids += [START, USER, NEWLINE, RESULT, *text] if number == 0 else [RESULT, *text]
+            continue
+        starts.append(len(ids))
+        if kind == "thinking":
+            ids += [START, ASSISTANT, THINK, *what[0], ENDTHINK, *what[1], END]
+        else:
+            ids += [START, USER if kind == "user" else ASSISTANT, NEWLINE, *what, END]
+    if asks:
+        ids += [START, ASSISTANT, NEWLINE, THINK]
+    elif script and script[-1][0] in ("assistant", "thinking"):
+        starts.pop()  # what an answer goes on from is taken for the answer
+    assert message_starts(STRUCTURE.spans(ids)) == starts
+
+
+def test_a_prompt_without_markers_has_no_messages() -> None:
+    assert message_starts([]) == message_starts(STRUCTURE.spans([20] * 50)) == []

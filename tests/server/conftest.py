@@ -22,7 +22,7 @@ ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 HOST_SIZE = ("--hicache-ratio", "2")
 MODULE_ORDER = (
     "test_tensor_parallel", "test_restart", "test_refusals", "test_openai_api", "test_metrics", "test_first_steps", "test_rewrites",
-    "test_tiers", "test_known_failures", "test_edges", "test_explain", "test_one_pool", "test_size",
+    "test_tiers", "test_hints", "test_known_failures", "test_edges", "test_explain", "test_one_pool", "test_size",
     "test_switched_off", "test_write_limits", "test_capture", "test_checkpoint_dtype", "test_learned_places", "test_fuzz", "test_verify", "test_purge",
 )  # fmt: skip
 
