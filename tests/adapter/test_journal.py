@@ -97,8 +97,8 @@ def planned(price: float = 2.0) -> list[list[Any]]:
 def test_learned_plans_are_compared() -> None:
     events = planned()
     assert 600 in events[-1][-1] and replay(events).different == [] and replay(events).plans == 1
-    for lost in ("segment", "parted", "seen", "left at"):
-        without = [event for event in events if event[0] != lost]
+    for lost, price in (("segment", 2.0), ("parted", 2.0), ("left at", 50.0), ("seen", 200.0)):
+        without = [event for event in planned(price) if event[0] != lost]
         assert len(replay(without).different) == 1, lost
 
 
