@@ -1,6 +1,7 @@
 """Two ranks with disks of different speed decide alike: same tokens and same cached counts as one rank, no hang.
 
-HISTATE_TP_REQUESTS sets the number of requests (60).
+HISTATE_TP_REQUESTS sets the number of requests (60). HISTATE_TP_POLICY=paper lets the small tiers evict by the default
+policies; else by those that learn, which have more state to agree on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from .tools import Pending, assert_all_returned, cached, details, logprobs, rand
 pytestmark = [pytest.mark.server, pytest.mark.timeout(5400)]
 
 REQUESTS = int(os.environ.get("HISTATE_TP_REQUESTS", "60"))
+PAPER = os.environ.get("HISTATE_TP_POLICY") == "paper"
 COMMON = ("--chunked-prefill-size", "2048", "--max-total-tokens", "16384")
 # Delays are drawn from a sequence seeded by the rank's name, so the ranks finish their reads in different order.
 SLOW_DISK = (("HISTATE_TEST_DISK_DELAY_MS", "40"),)
@@ -39,6 +41,7 @@ TIGHT_TWO = Spec(
         "24",
         "--tp-size",
         "2",
+        *(() if PAPER else ("--histate-interval", "learned", "--histate-eviction", "loss")),
     ),
     SLOW_DISK,
     sizes=("--histate-ssd-size", "2MiB", "--histate-inflight-size", "1MiB", "--histate-host-size", "5MiB"),
