@@ -32,6 +32,7 @@ _LINES: dict[str, tuple[str, Any]] = {
     "histate-bf16": (_BLACK, _MIXED),
     "histate-below": (_GREY, _DASHED),
     "histate-tiers": (_GREY, _MIXED),
+    "histate-free": (_ORANGE, _MIXED),
     "histate-packed": (_BLUE, _DASHED),
     "histate-lru": (_SKY, _DASHED),
     "histate-lru-refresh": (_SKY, _DOTTED),

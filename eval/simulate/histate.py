@@ -53,7 +53,7 @@ class HiState(Cascade):
         `by_price`: a historical checkpoint goes to the SSD or the host, whichever costs less, not always to the SSD.
         """
         self.by_price = by_price
-        self.record_pages = costs.ssd_state_bytes // costs.page_bytes
+        self.record_pages = max(costs.ssd_state_bytes // costs.page_bytes, 1)
         self.extent_pages = 0 if packed else self.record_pages
         self.buffers = BUFFERS * costs.state_bytes // costs.ssd_state_bytes
         self.host_overhead_bytes = BUFFERS * costs.state_bytes

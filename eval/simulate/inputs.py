@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.workloads.adversarial import Adversarial, Kind, adversarial_sessions
 from eval.workloads.codex import codex_workload
 from eval.workloads.load import read
 from eval.workloads.rewriting import After, Depth, Rewriting, rewriting_sessions
@@ -20,7 +21,11 @@ NAMED = {
     "w125": f"125 recorded Claude Code sessions; {W125_TRACE} and its w125.json are in the folder of --traces",
     "rewriting": "made: 24 sessions of 16 turns with 8,192 new tokens each, see --share, --depth and --after",
     "codex": "made: 68 sessions with 4,791 requests that have the published aggregates of Codex, see --reading",
+    "adversarial-shift": "made: 96 sessions, the first half rewrites the last block, the second half parts anywhere",
+    "adversarial-uniform": "made: 96 sessions that part anywhere",
+    "adversarial-flood": "made: the same, beside one tenant whose long prompts nobody sends again",
 }
+_ADVERSARIAL = {f"adversarial-{kind.value}": kind for kind in Kind}
 
 
 class BadInput(ValueError):
@@ -47,6 +52,8 @@ class Workload:
         """Equal names, equal requests (but for other files of one name)."""
         if self.source == "rewriting":
             name = self._rewriting.name
+        elif self.source in _ADVERSARIAL:
+            name = self._adversarial.name
         elif self.source == "codex":
             name = f"codex:{self.reading.value} seed {self.seed}"
         else:
@@ -61,6 +68,10 @@ class Workload:
     def _rewriting(self) -> Rewriting:
         return Rewriting(share=self.share, depth=self.depth, after=self.after, seed=self.seed)
 
+    @property
+    def _adversarial(self) -> Adversarial:
+        return Adversarial(_ADVERSARIAL[self.source], seed=self.seed)
+
     def sessions(self) -> list[Session]:
         """Return the sessions.
 
@@ -73,6 +84,8 @@ class Workload:
         near: Path | None = None
         if self.source == "rewriting":
             made = rewriting_sessions(self._rewriting)
+        elif self.source in _ADVERSARIAL:
+            made = adversarial_sessions(self._adversarial)
         elif self.source == "codex":
             made = codex_workload(self.reading, seed=self.seed)
         else:

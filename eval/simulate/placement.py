@@ -195,3 +195,22 @@ class EveryBlocks:
 
     def facts(self) -> dict[str, Any]:
         return {}
+
+
+@dataclass(frozen=True)
+class EveryPages:
+    """After every so many pages of the prompt, whatever that costs: with 1, what no placement can exceed."""
+
+    pages: int = 1
+    chunk_tokens: int = PAGE_TOKENS
+
+    def positions(self, segment: Segment) -> tuple[int, ...]:
+        first = segment.start // PAGE_TOKENS // self.pages * self.pages + self.pages
+        every = range(first * PAGE_TOKENS, segment.end + 1, self.pages * PAGE_TOKENS)
+        return with_extras(segment, every)
+
+    def at_chunk_end(self, page: int) -> bool:
+        return False
+
+    def facts(self) -> dict[str, Any]:
+        return {}

@@ -12,13 +12,16 @@ from eval.simulate.histate import HiState
 from eval.simulate.marconi import DEFAULT_ALPHA, flop_aware
 from eval.simulate.offload import Cascade, Through
 from eval.simulate.orders import queue
-from eval.simulate.placement import Adaptive, Ends, EveryBlocks, Learned, Placement, StepEnds
+from eval.simulate.placement import Adaptive, Ends, EveryBlocks, EveryPages, Learned, Placement, StepEnds
 from eval.simulate.system import Schedule, System
 from sglang_histate.policy.interval import NO_INTERVAL, IntervalPolicy
 from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 
 BF16_SHARE = 0.511
 """Bytes of a checkpoint on the SSD with --histate-checkpoint-dtype bf16: its convolution windows are bf16 anyway."""
+
+NO_SHARE = 1e-6
+"""A checkpoint of some bytes: as good as none."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,11 @@ def _histate(
     below: bool = False,
     learned: bool = False,
     by_price: bool = False,
-    compact: bool = False,
+    share: float | None = None,
 ) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
     def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
-        if compact:
-            costs = replace(costs, ssd_state_share=BF16_SHARE)
+        if share is not None:
+            costs = replace(costs, ssd_state_share=share)
         adaptive = Adaptive(interval or IntervalPolicy(), costs.state_tokens, scarce, below)
         where = placement or (Learned() if learned else adaptive)
         order = queue(costs, eviction, tuning.tau)
@@ -118,7 +121,7 @@ SYSTEMS: dict[str, Recipe] = {
     "histate-below": Recipe(
         "histate, one more checkpoint a page below the prompt's end", _histate(below=True)
     ),
-    "histate-bf16": Recipe("histate, checkpoints as bf16 on the SSD", _histate(compact=True)),
+    "histate-bf16": Recipe("histate, checkpoints as bf16 on the SSD", _histate(share=BF16_SHARE)),
     "histate-tiers": Recipe(
         "histate, historical checkpoints go to the tier where they cost least", _histate(by_price=True)
     ),
@@ -131,11 +134,21 @@ SYSTEMS: dict[str, Recipe] = {
         _histate(Eviction.LOSS, learned=True),
     ),
     "histate-all": Recipe(
-        "learned, expected loss, bf16", _histate(Eviction.LOSS, learned=True, compact=True)
+        "learned, expected loss, bf16", _histate(Eviction.LOSS, learned=True, share=BF16_SHARE)
     ),
     "histate-all-tiers": Recipe(
         "the same, and historical checkpoints go to the tier where they cost least",
-        _histate(Eviction.LOSS, learned=True, by_price=True, compact=True),
+        _histate(Eviction.LOSS, learned=True, by_price=True, share=BF16_SHARE),
+    ),
+    "histate-dense": Recipe(
+        "expected loss, bf16, a checkpoint after every 8 pages at no price: the densest even grid that the SSD bears "
+        "under the rewriting workload",
+        _histate(Eviction.LOSS, placement=EveryPages(8), share=BF16_SHARE),
+    ),
+    "histate-free": Recipe(
+        "no system but a bound: a checkpoint after every page that takes no room, no link and no read; KV by the byte in "
+        "the same tiers",
+        _histate(Eviction.LOSS, placement=EveryPages(), packed=True, share=NO_SHARE),
     ),
     "infinite": Recipe(
         "never evicts, a checkpoint after every page, all on the device",

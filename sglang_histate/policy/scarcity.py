@@ -15,13 +15,13 @@ from sglang_histate.policy.prefix_nodes import TIERS, Tier
 from sglang_histate.policy.return_model import ReturnModel
 from sglang_histate.policy.storage_price import StoragePrice
 
-WRITE_TOKENS = 4.0
-"""What a checkpoint on the SSD has to save in any case: 10 ms of a drive that writes 5 GB/s, a hundredth of which it
-may take from the computing of others, are 4 tokens of prefill; and flash wears."""
-
 READ_TOKENS_PER_BYTE = 6e-6
 """What a byte that has left the host costs when it is read back from the SSD: 1 / (5 GB/s x 30 us of prefill for a token),
 rounded down. A checkpoint of Qwen3.5-9B is 300 tokens, the break-even of reading one."""
+
+WRITE_TOKENS_PER_BYTE = 8e-8
+"""What a byte has to save to be written to the SSD at all: a write takes as long as a read, and may take something over a
+hundredth of that from the computing of others; and flash wears. A checkpoint of Qwen3.5-9B is 4 tokens, as bf16 2."""
 
 MOST_PRICE = 1e12
 """In tokens: more than any checkpoint saves."""
@@ -80,4 +80,5 @@ class Scarcity:
         price = self.tiers[tier].per_byte(fill) * size_bytes
         if tier is not Tier.SSD:
             return price
-        return price + WRITE_TOKENS / (1 - write_scarcity) if write_scarcity < 1 else float("inf")
+        write = WRITE_TOKENS_PER_BYTE * size_bytes
+        return price + write / (1 - write_scarcity) if write_scarcity < 1 else float("inf")

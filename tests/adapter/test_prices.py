@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import WRITE_TOKENS
+from sglang_histate.policy.scarcity import WRITE_TOKENS_PER_BYTE
 
 from .conftest import GPU
 from .engine import PAGE, build, request, tokens

@@ -10,6 +10,7 @@ from simulate_traces import COSTS, serve, sessions, tight
 
 from eval.simulate.budgets import Budgets
 from eval.simulate.contents import Contents
+from eval.simulate.costs import Costs
 from eval.simulate.engine import Clock
 from eval.simulate.histate import HiState
 from eval.simulate.orders import Order, queue
@@ -191,10 +192,11 @@ def edited(turns: int, session: int, depth: int) -> Session:
 
 def test_after_some_sessions_a_new_one_resumes_close_to_where_all_part_the_first_time() -> None:
     """All sessions go back to page 244. Later ones have a checkpoint within a bin of it when they do so first."""
-    clock = Clock()
-    order = queue(COSTS, Eviction.LOSS)
-    room = Budgets(10**5, 10**6, 10**7)
-    system = HiState(COSTS, room, clock.at, placement=Learned(), order=order)
+    scale = 80_000  # of bytes: a write costs 4 tokens
+    clock, real = Clock(), Costs(kv_token_bytes=scale, state_bytes=640 * scale)
+    order = queue(real, Eviction.LOSS)
+    room = Budgets(10**5 * scale, 10**6 * scale, 10**7 * scale)
+    system = HiState(real, room, clock.at, placement=Learned(), order=order)
     served = [edited(2, number, 244) for number in range(40)]
     records = [record for record in serve(system, clock, served, live=1) if record.turn == 1]
     assert len(records) == 40

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
-from simulate_traces import COSTS
+from simulate_traces import COSTS, build
 
 from eval.simulate.budgets import Budgets, Space
 from eval.simulate.contents import Contents
 from eval.simulate.costs import Costs
 from eval.simulate.engine import Clock, Engine
 from eval.simulate.extents import Part
-from eval.simulate.histate import HiState
+from eval.simulate.histate import BUFFERS, HiState
+from eval.simulate.jobs import Job
 from eval.simulate.loop import ClosedLoop
 from eval.simulate.orders import queue
 from eval.simulate.placement import Adaptive
@@ -175,3 +176,38 @@ def descendants(run: Run) -> list[Run]:
 
 def below(run: Run) -> list[Run]:
     return [one for one in descendants(run) if one.kv >> Tier.SSD & 1]
+
+
+def small(host_pages: int) -> tuple[HiState, Clock]:
+    """A machine whose host has so many pages for prefixes, a record ten."""
+    system, clock = build("histate", Budgets(10**6, BUFFERS * COSTS.state_bytes + 64 * host_pages, 10**6))
+    assert isinstance(system, HiState)
+    return system, clock
+
+
+def grown(system: HiState, first: int, *lengths: int, tiers: tuple[Tier, ...]) -> list[Run]:
+    """A trajectory of one run for each length in pages, each with a checkpoint on the SSD; pages are named from `first` on."""
+    contents, end = system.contents, 0
+    pages = tuple(range(first, first + sum(lengths)))
+    at, runs = contents.root, []
+    for length in lengths:
+        end += length
+        (at,) = contents.extend(at, pages, end)
+        for tier in tiers:
+            contents.set_kv(at, tier, True)
+        contents.set_state(at, length, Tier.SSD, True)
+        runs.append(at)
+    return runs
+
+
+def test_a_read_takes_no_room_that_the_host_has_not_when_its_kv_has_left_the_device() -> None:
+    """The read is of the checkpoint alone; when it ends the KV is on the SSD only, and the host is full of other things."""
+    system, clock = small(host_pages=20)
+    (run,) = grown(system, 0, 10, tiers=(Tier.DEVICE, Tier.SSD))
+    visit = system.arrive(Job("s", "", 0, tuple(range(10)), (), 641, 1, False), 0.0)
+    assert visit.waits is not None
+    grown(system, 1000, 10, tiers=(Tier.DEVICE, Tier.HOST))
+    system.contents.set_kv(run, Tier.DEVICE, False)
+    clock.run_until(1.0)
+    assert visit.waits is None
+    assert not system.contents.has_state(run, 10, Tier.HOST), "the KV takes the room that is left"

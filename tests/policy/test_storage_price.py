@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import READ_TOKENS_PER_BYTE, WRITE_TOKENS, Scarcity
+from sglang_histate.policy.scarcity import READ_TOKENS_PER_BYTE, WRITE_TOKENS_PER_BYTE, Scarcity
 from sglang_histate.policy.storage_price import FREE_BELOW, StoragePrice
 
 victims = st.lists(
@@ -74,7 +74,8 @@ def test_what_the_ssd_may_give_back_costs_at_least_its_read() -> None:
 
 def test_a_write_has_a_price_that_grows_with_its_scarcity() -> None:
     scarcity = Scarcity()
-    assert scarcity.checkpoint(Tier.SSD, 100, 0.0) == WRITE_TOKENS
-    assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 0.5) == 2 * WRITE_TOKENS
+    assert scarcity.checkpoint(Tier.SSD, 100, 0.0) == 100 * WRITE_TOKENS_PER_BYTE
+    assert scarcity.checkpoint(Tier.SSD, 200, 0.0) == 200 * WRITE_TOKENS_PER_BYTE
+    assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 0.5) == 200 * WRITE_TOKENS_PER_BYTE
     assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 1.0) == float("inf")
     assert scarcity.checkpoint(Tier.HOST, 100, 0.0) == 0.0
