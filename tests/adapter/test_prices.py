@@ -39,7 +39,8 @@ def test_a_checkpoint_costs_its_write_until_the_ssd_is_full_of_what_is_used() ->
     engine = build()
     store = open_store(engine.layout, ranking=engine.ranking, slabs=8)
     engine.ranking.connect(store)
-    assert engine.ranking.checkpoint_price() == WRITE_TOKENS
+    write = store.layout.slab_bytes * WRITE_TOKENS_PER_BYTE
+    assert engine.ranking.checkpoint_price() == write
     for number in range(12):
         ids = tokens((20 + number, 4 * PAGE))
         visit(engine, ids)
@@ -51,7 +52,7 @@ def test_a_checkpoint_costs_its_write_until_the_ssd_is_full_of_what_is_used() ->
         store.poll()
     assert store.fill == 1.0
     assert engine.ranking.scarcity.tiers[Tier.SSD].victims == 4
-    assert engine.ranking.checkpoint_price() > WRITE_TOKENS
+    assert engine.ranking.checkpoint_price() > write
     figures = engine.ranking.as_json()
     assert figures["capture_price_tokens"] == engine.ranking.checkpoint_price()
     assert 0 <= figures["returns"]["1024"] <= figures["returns"]["0"] <= 1

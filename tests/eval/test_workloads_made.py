@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from eval.workloads.adversarial import Adversarial, Kind, adversarial_sessions
 from eval.workloads.codex import REQUESTS, SESSIONS, CodexSession, codex_sessions, codex_workload
 from eval.workloads.codex_stats import (
     PUBLISHED,
@@ -216,3 +217,68 @@ def test_prefixes_need_ids_of_ones_own_and_one_block_size() -> None:
         list(with_shared_prefix([plain, other], 64))
     with pytest.raises(ValueError, match="a prefix of -1 tokens is none"):
         list(with_shared_prefix([plain], -1))
+
+
+def breaks(session: Session) -> list[tuple[int, int]]:
+    """Pages that each turn keeps of the one before, and what that had, where it does not keep all."""
+    found = []
+    for before, turn in pairwise(session.turns):
+        kept = common(before.blocks, turn.blocks)
+        if kept < len(before.blocks):
+            found.append((kept, len(before.blocks)))
+    return found
+
+
+def test_habits_shift_over_night_from_the_last_block_to_anywhere() -> None:
+    made = adversarial_sessions(Adversarial(Kind.SHIFT))
+    day = [one for session in made[:48] for one in breaks(session)]
+    night = [one for session in made[48:] for one in breaks(session)]
+    assert len(made) == 96 and {len(session.turns) for session in made} == {24}
+    assert 180 < len(day) < 260 and 180 < len(night) < 260, "a fifth of 1,104 turns each"
+    assert all(kept == length - 1 for kept, length in day)
+    shares = sorted(kept / length for kept, length in night)
+    assert abs(shares[len(shares) // 2] - 0.5) < 0.1 and shares[0] < 0.05 and shares[-1] > 0.95
+
+
+def test_uniform_hits_part_anywhere_in_all_sessions() -> None:
+    shares = [
+        kept / length
+        for session in adversarial_sessions(Adversarial(Kind.UNIFORM))
+        for kept, length in breaks(session)
+    ]
+    assert 380 < len(shares) < 500
+    for tenth in range(10):
+        inside = sum(tenth / 10 <= share < (tenth + 1) / 10 for share in shares) / len(shares)
+        assert 0.05 < inside < 0.15, tenth
+
+
+def test_a_flood_sends_nothing_twice_beside_the_same_number_of_sessions() -> None:
+    made = adversarial_sessions(Adversarial(Kind.FLOOD))
+    flooding = [session for session in made if session.name.startswith("flooding")]
+    assert (len(made), len(flooding)) == (98, 2) and made[:2] == flooding, "it is there from the start"
+    for session in flooding:
+        blocks = [block for turn in session.turns for block in turn.blocks]
+        assert len(session.turns) == 240 and len(set(blocks)) == len(blocks)
+        assert all(512 <= len(turn.blocks) <= 1536 for turn in session.turns)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_adversarial_sessions_are_the_same_for_a_seed_and_differ_between_seeds(kind: Kind) -> None:
+    what = Adversarial(kind, sessions=4, seed=1)
+    assert adversarial_sessions(what) == adversarial_sessions(what)
+    assert adversarial_sessions(what) != adversarial_sessions(replace(what, seed=2))
+    assert what.name != replace(what, seed=2).name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sessions": 0}, "sessions 0 is not above 0"),
+        ({"most_new": 3}, "most_new 3 is below least_new 4"),
+        ({"pause_s": 0.0}, "pause_s 0.0 is no mean of pauses"),
+        ({"rewrites": 1.5}, "rewrites 1.5 is no share"),
+    ],
+)
+def test_adversarial_parameters_out_of_range_are_named(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(Adversarial(Kind.SHIFT), **change)  # type: ignore[arg-type]
