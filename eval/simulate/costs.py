@@ -63,7 +63,7 @@ class Costs:
     @property
     def ssd_state_bytes(self) -> int:
         """Bytes of a checkpoint on the SSD and on its way there."""
-        return round(self.state_bytes * self.ssd_state_share)
+        return max(round(self.state_bytes * self.ssd_state_share), 1)
 
     @property
     def state_tokens(self) -> float:
