@@ -39,7 +39,7 @@ from sglang_histate.policy.interval import DEFAULT_INTERVALS, choose_interval
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
-from sglang_histate.policy.scarcity import WRITE_TOKENS
+from sglang_histate.policy.scarcity import WRITE_TOKENS_PER_BYTE
 from sglang_histate.policy.segment_plan import plan_segment
 from sglang_histate.policy.units import Pool, Unit
 
@@ -243,6 +243,7 @@ def measure_choice(operations: int, seed: int) -> Row:
 def measure_plan(operations: int, seed: int) -> list[Row]:
     """Agents' turns of a few pages with three messages, and whole prompts as long as those of `measure_choice` with 60."""
     draw, prior = random.Random(seed), HitPrior()
+    price = WRITE_TOKENS_PER_BYTE * STATE_BYTES / PAGE
     times: dict[str, list[Spent]] = {"plan": [], "plan, long": [], "learn": []}
     for _ in range(operations):
         whole = draw.random() < WHOLE
@@ -250,7 +251,7 @@ def measure_plan(operations: int, seed: int) -> list[Row]:
         pages = draw.randrange(60, 200_000 // PAGE) if whole else draw.randrange(2, 30)
         end = start + pages
         places = [(start + draw.randrange(1, pages), 0.01) for _ in range(60 if whole else 3)]
-        spent = timed(plan_segment, prior, start, end, WRITE_TOKENS / PAGE, (end - 1,), places)
+        spent = timed(plan_segment, prior, start, end, price, (end - 1,), places)
         times["plan"].append(spent)
         if whole:
             times["plan, long"].append(spent)
