@@ -127,8 +127,8 @@ class Replay:
     def _seen(self, kind: str) -> None:
         self._places.seen(PlaceKind(kind))
 
-    def _left_at(self, kind: str) -> None:
-        self._places.parted(PlaceKind(kind))
+    def _left_at(self, kind: str, share: float) -> None:
+        self._places.parted(PlaceKind(kind), share)
 
     def _plan(
         self, start: int, end: int, price: float, given: list[int], places: list[Any], recorded: list[int]

@@ -117,15 +117,16 @@ class Faults:
         contents.kv_space[Tier.HOST].unreserve(fault.room[0])
         contents.state_space[Tier.HOST].unreserve(fault.room[1])
         # What only the device had beside the SSD may have left it meanwhile: that was not reserved.
-        missing = [one for one in reversed(list(fault.run.path())) if not one.kv & CACHED]
+        missing = self._missing(fault)
         wants_state = bool(fault.waiting) and fault.reads_state and not state.tiers & CACHED
         sizes = sum(contents.kv_bytes(one) for one in missing), contents.state_bytes if wants_state else 0
-        fits = system.make_room(Tier.HOST, *sizes)
-        for one in missing:
-            if not fits and contents.kv_space[Tier.HOST].free < contents.kv_bytes(one):
+        whole = system.make_room(Tier.HOST, *sizes)
+        for one in self._missing(fault):  # making room may have cut a run in two
+            if not whole and contents.kv_space[Tier.HOST].free < contents.kv_bytes(one):
+                wants_state = False  # nobody could reach it
                 break
             contents.set_kv(one, Tier.HOST, True)
-        if wants_state and (fits or contents.state_space[Tier.HOST].free >= contents.state_bytes):
+        if wants_state and (whole or contents.state_space[Tier.HOST].free >= contents.state_bytes):
             contents.set_state(state.run, state.page, Tier.HOST, True)
         fault.holders = fault.waiting
         fault.waiting = []
@@ -135,6 +136,11 @@ class Faults:
             visit.from_ssd = pages + fault.pages, with_state or fault.reads_state
         if not fault.holders:
             self._unlock(fault)
+
+    @staticmethod
+    def _missing(fault: Fault) -> list[Run]:
+        """Return the runs up to the checkpoint of which neither device nor host has the KV, from the top down."""
+        return [one for one in reversed(list(fault.run.path())) if not one.kv & CACHED]
 
     def _abandon(self, fault: Fault) -> None:
         """The read is late: whoever waits for it, however long, goes on without."""

@@ -18,7 +18,7 @@ from sglang_histate.adapter import tree_core
 from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import agree_on_written
 from sglang_histate.adapter.cache import HiStateCache
-from sglang_histate.adapter.chat_template import template_structure
+from sglang_histate.adapter.chat_template import agreed, template_structure
 from sglang_histate.adapter.checks import check_encoding, check_runtime
 from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.device_pool import device_status, is_one_pool, keep_in_place, kv_bytes_per_token
@@ -187,7 +187,7 @@ def _start_tier(
         kv_face.shared.memory.zero_()
     interval = _on_grid(config, grid)
     explains = config.explain_requests > 0 and parallel.attn_tp_rank == 0  # the rank that answers
-    template = template_structure(ctx)
+    template = agreed(template_structure(ctx), agreement.common)
     states_allocator = ctx.params.req_to_token_pool.mamba_allocator
     device_bytes = device_status(allocator, states_allocator, kv_token_bytes, layout.checkpoint_bytes)[
         "total_bytes"

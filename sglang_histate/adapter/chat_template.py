@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_histate.adapter.chat_markers import TemplateError, learn
-from sglang_histate.policy.structure import Structure
+from sglang_histate.policy.structure import Marker, Structure
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class TemplateStructure:
 def template_structure(ctx: Any) -> TemplateStructure:
     """Return the structure of this server's prompts; why there is none is logged. `ctx` is what SGLang builds the cache from.
 
-    The same on all ranks: each has the tokenizer.
+    Each rank reads its own copy of the tokenizer; see `agreed`.
     """
     try:
         structure = prompt_structure(ctx.tp_worker.tokenizer, ctx.server_args.chat_template)
@@ -38,6 +39,23 @@ def template_structure(ctx: Any) -> TemplateStructure:
             exc_info=True,
         )
         return TemplateStructure(None, f"off: its chat template cannot be read ({type(error).__name__})")
+
+
+def agreed(
+    found: TemplateStructure, common: Callable[[Sequence[tuple[Marker, ...] | None]], list[Any]]
+) -> TemplateStructure:
+    """Return `found`, or nothing where the ranks have read different templates: captures are planned by it.
+
+    `common` returns what all ranks have of a list; each of them calls this in the same step.
+    """
+    markers = None if found.structure is None else found.structure.markers
+    if common([markers]):
+        return found
+    logger.warning(
+        "HiState: positions in prompts are given without their place, because the ranks have different chat templates: give "
+        "every node the same tokenizer and --chat-template"
+    )
+    return TemplateStructure(None, "off: the ranks have different chat templates")
 
 
 def prompt_structure(tokenizer: Any, chat_template: str | None) -> Structure:

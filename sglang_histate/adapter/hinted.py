@@ -11,7 +11,7 @@ from sglang_histate.adapter.counters import Counters
 from sglang_histate.adapter.hints import Hints, Ignored, parse
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.request_state import RequestState, state_of
-from sglang_histate.adapter.token_spans import prompt_spans
+from sglang_histate.adapter.token_spans import MOST_MARKERS, prompt_spans
 from sglang_histate.policy.retention import Retention
 from sglang_histate.policy.structure import Structure, message_starts
 
@@ -58,7 +58,9 @@ class HintedSessions:
         if hints.before_last and self._structure is None:
             lost.append(Ignored.NO_TEMPLATE)
         elif hints.before_last and self._structure is not None:
-            starts = message_starts(prompt_spans(self._structure, req.full_untruncated_fill_ids[:total]))
+            starts = message_starts(
+                prompt_spans(self._structure, req.full_untruncated_fill_ids[:total], MOST_MARKERS)
+            )
             inside = [starts[-back] for back in hints.before_last if back <= len(starts)]
             lost += [Ignored.OUT_OF_RANGE] * (len(hints.before_last) - len(inside))
             found += inside
@@ -69,20 +71,25 @@ class HintedSessions:
 
     def finished(self, req: Any) -> None:
         """The request's tokens are in the tree, up to `req.last_node`: rank its session as the client asked."""
-        hints = self.of(req, state_of(req, self._page_size))
+        state = state_of(req, self._page_size)
+        hints, tokens = self.of(req, state), req.kv.cache_protected_len
         node = self._core.node_by_id(req.last_node)
         if node.parent is None:
             return
-        if hints.done:
+        if (
+            hints.done and tokens > state.kv_covered
+        ):  # else it put nothing there, and the node may be another session's end
             self._retention.release(node.id)
             self._ranking.tree.forsake(node.id)
-        elif hints.keep_requests:
-            self._keep(node, req.kv.cache_protected_len, hints.keep_requests)
+        elif hints.keep_requests and not hints.done:
+            self._keep(node, tokens, hints.keep_requests)
 
     def _keep(self, node: Any, tokens: int, requests: int) -> None:
         above = node.parent
-        while above.parent is not None:  # the session has come this way: it is kept once
-            self._retention.release(above.id)
+        while (
+            above.parent is not None
+        ):  # the session has come this way: its tokens are kept once, its checkpoints each
+            self._retention.shrink(above.id, self._state_bytes)
             above = above.parent
         size = tokens * self._token_bytes + self._state_bytes
         until = self._retention.keep(node.id, size, self._ranking.clock, requests)

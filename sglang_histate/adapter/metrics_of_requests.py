@@ -126,13 +126,13 @@ CHECKPOINTS = (
     ),
     counter(
         "hints",
-        "Hints of clients that were followed",
+        "Hints of clients that were understood",
         lambda f: all_of(Hint, f.counters.hints),
         "hint",
     ),
     counter(
         "hints_ignored",
-        "Hints of clients that were not, by why",
+        "Hints of clients, or values in them, that had no effect, by why",
         lambda f: all_of(Ignored, f.counters.hints_ignored),
         "reason",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_histate.adapter.request_state import RequestState
-from sglang_histate.adapter.token_spans import prompt_spans
+from sglang_histate.adapter.token_spans import MOST_MARKERS, prompt_spans
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.place_prior import PlaceKind, PlacePrior, segment_places
 from sglang_histate.policy.structure import Structure
@@ -32,7 +32,7 @@ class PromptPlaces:
         """Return the places in the segment of the tokens from `start` to `total`, as pages of the grid."""
         if total // self._grid - start // self._grid < 2:
             return []
-        spans = prompt_spans(self._structure, req.full_untruncated_fill_ids[:total])
+        spans = prompt_spans(self._structure, req.full_untruncated_fill_ids[:total], MOST_MARKERS)
         return segment_places(spans, start, total, self._grid)
 
     def expected(self, kind: PlaceKind) -> float:
@@ -65,7 +65,7 @@ class PromptPlaces:
             if kinds is not None:
                 self._kinds.move_to_end(key)
                 for kind in kinds:
-                    self._prior.parted(kind)
+                    self._prior.parted(kind, 1 / len(kinds))
                 return True
         return False
 

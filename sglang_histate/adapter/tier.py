@@ -11,6 +11,8 @@ import time
 from collections import deque
 from typing import Any
 
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
 from sglang_histate.adapter.accounting import Accounting
 from sglang_histate.adapter.agreed_time import AgreedTime
 from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
@@ -118,6 +120,11 @@ class SsdTier:
 
     def finished(self, req: Any) -> None:
         """`req` has its whole answer, and the tree has its tokens: keep the answer's end, unless nobody comes back to it."""
+        if isinstance(req.finished_reason, FINISH_ABORT):
+            self.output_ends.take(
+                req
+            )  # its client may come back with the same prompt, whatever it said before
+            return
         if not self._hinted.of(req, state_of(req, self._page_size)).done:
             self.output_ends.take(req)
         self._hinted.finished(req)

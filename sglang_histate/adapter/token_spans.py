@@ -9,9 +9,17 @@ import numpy as np
 
 from sglang_histate.policy.structure import Span, Structure
 
+MOST_MARKERS = 4096
+"""In a prompt whose parts decide something: with more, somebody plays with them, and the scheduler has other things to do."""
 
-def prompt_spans(structure: Structure, tokens: Sequence[int] | np.ndarray) -> list[Span]:
-    """Return `structure.spans` of `tokens`, an array of 64-bit integers or any other sequence of ids."""
+
+def prompt_spans(
+    structure: Structure, tokens: Sequence[int] | np.ndarray, most: int | None = None
+) -> list[Span]:
+    """Return `structure.spans` of `tokens`, an array of 64-bit integers or any other sequence of ids.
+
+    None at all where more than `most` markers seem to begin.
+    """
     ids: Any = np.asarray(tokens, dtype=np.int64)
     begins = np.zeros(len(ids), dtype=bool)
     for marker in structure.markers:
@@ -25,4 +33,6 @@ def prompt_spans(structure: Structure, tokens: Sequence[int] | np.ndarray) -> li
                 break
             here &= ids[offset : offset + len(here)] == token
         begins[: len(here)] |= here
+    if most is not None and np.count_nonzero(begins) > most:
+        return []
     return structure.spans(ids, np.flatnonzero(begins).tolist())

@@ -11,7 +11,7 @@ always do and report it through `emit`, in the order in which it happens.
     pressure  now, oldest KV, oldest state, answer
     interval  tokens, state in tokens of KV, pressure, answer
     segment, parted                                                    arguments of `HitPrior`, in pages
-    seen, left at                                                      kind of place: `PlacePrior.seen` and `parted`
+    seen, left at                                                      arguments of `PlacePrior.seen` and `parted`
     plan      start, end, price, given pages, (page, kind of place), answer    of `plan_segment`, in pages
     victim    pool, the units that could not go, answer or null        a unit is its kind, checkpoint and nodes
 """
@@ -225,6 +225,6 @@ class _PlacePrior(PlacePrior):
         super().seen(kind)
         self._emit(["seen", kind.value])
 
-    def parted(self, kind: PlaceKind) -> None:
-        super().parted(kind)
-        self._emit(["left at", kind.value])
+    def parted(self, kind: PlaceKind, share: float = 1.0) -> None:
+        super().parted(kind, share)
+        self._emit(["left at", kind.value, share])

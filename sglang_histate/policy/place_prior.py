@@ -71,14 +71,16 @@ def segment_places(spans: Sequence[Span], start: int, end: int, grid: int) -> li
     users = [span.start for span in spans if span.part is Part.USER]
     last, before = users[-1:], users[-2:-1]
     first, last_page = start // grid, end // grid
+    heads = next((index for index, span in enumerate(spans) if span.part not in _HEAD), 0)
     found: list[tuple[int, PlaceKind]] = []
     after_tools: list[tuple[int, PlaceKind]] = []
     for index, span in enumerate(spans):
         page = span.start // grid
         if span.part in _HEAD or not first < page < last_page:
             continue
-        if index and not after_tools and all(one.part in _HEAD for one in spans[:index]):
+        if heads and index == heads:
             after_tools.append((page, PlaceKind.AFTER_TOOLS))
+            continue
         kind = _KINDS[span.part]
         if span.start in last:
             kind = PlaceKind.LAST_USER
@@ -104,9 +106,9 @@ class PlacePrior:
             self._seen[kind] /= 2
             self._hits[kind] /= 2
 
-    def parted(self, kind: PlaceKind) -> None:
-        """Count a request that leaves an earlier text at such a place."""
-        self._hits[kind] += 1.0
+    def parted(self, kind: PlaceKind, share: float = 1.0) -> None:
+        """Count a request that leaves an earlier text at such a place; a `share` of it where several kinds meet."""
+        self._hits[kind] += share
 
     def expected(self, kind: PlaceKind) -> float:
         """Return the hits expected at one such place."""

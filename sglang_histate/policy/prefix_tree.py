@@ -39,6 +39,8 @@ from sglang_histate.policy.recompute import (
     weight,
 )
 
+_CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
+
 
 class PrefixTree:
     """The cached prefixes below `root`, which has no tokens and counts as a checkpoint at position 0.
@@ -216,14 +218,24 @@ class PrefixTree:
             checkpoint.accessed = max(checkpoint.accessed, until)
 
     def forsake(self, node: int) -> None:
-        """Let what only the trajectory that ends in `node` has rank as if never used; nothing if the text goes on below."""
+        """Let what only the trajectory that ends in `node` has rank as if never used; nothing if the text goes on below.
+
+        Up to where another one branches off or did, or is kept.
+        """
         at: Node | None = self._inner(node)
-        while at is not None and at.parent is not None and (at.first is None or at.id != node):
+        if at is None or at.first is not None:
+            return
+        while at is not None:
             at.read_to_end, at.read_to = 0, None
             for checkpoint in at.checkpoints:
                 checkpoint.accessed = 0
             self._mark_all([at, *at.checkpoints])
-            at = at.parent if at.next is None and at.previous is None else None
+            alone = at.next is None and at.previous is None
+            above = at.parent if alone else None
+            at = None if above is None or above.parent is None or self._is_others(above) else above
+
+    def _is_others(self, node: Node) -> bool:
+        return node.cut or any(checkpoint.accessed > self.clock for checkpoint in node.checkpoints)
 
     def observe_hit(self, node: int, offset: int) -> None:
         """Count a hit served from that position into q: at a trajectory's last checkpoint, or an earlier one.
@@ -282,7 +294,9 @@ class PrefixTree:
         if not self._nodes[node].cut:
             return None
         below = self.children(node)
-        return self.start(below[0]) + self.tokens(below[0]) if len(below) == 1 else None
+        if len(below) != 1 or not self._nodes[below[0]].kv & _CACHED:
+            return None  # where only the SSD has the rest, a match ends whatever the text
+        return self.start(below[0]) + self.tokens(below[0])
 
     def children(self, node: int) -> tuple[int, ...]:
         """Ids of the nodes below, latest first."""

@@ -36,15 +36,21 @@ class Retention:
         """
         if size_bytes <= 0 or requests <= 0:
             raise ValueError(f"{size_bytes} bytes cannot be kept for {requests} requests")
-        self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now and name != place}
-        if self.bytes + size_bytes > self._limit:
+        self._kept = {name: kept for name, kept in self._kept.items() if kept[0] > now}
+        if self.bytes - self._kept.get(place, (0, 0))[1] + size_bytes > self._limit:
             return None
         until = now + min(requests, MOST_REQUESTS)
         self._kept[place] = until, size_bytes
         return until
 
+    def shrink(self, place: Any, size_bytes: int) -> None:
+        """The session went on: of what was kept here only so much is not part of its new end. Nothing if it was not kept."""
+        kept = self._kept.get(place)
+        if kept is not None:
+            self._kept[place] = kept[0], min(kept[1], size_bytes)
+
     def release(self, place: Any) -> None:
-        """The session goes on somewhere else, or is over."""
+        """The session is over."""
         self._kept.pop(place, None)
 
     def clear(self) -> None:

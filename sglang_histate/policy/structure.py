@@ -121,24 +121,20 @@ def message_starts(spans: Sequence[Span]) -> list[int]:
     """
     found: list[int] = []
     seen: set[tuple[Part, int]] = set()
+    before: Part | None = None
     for span in spans:
-        if span.part in (Part.HEAD, Part.THINKING, Part.TOOLS):
-            continue
-        key = (span.part, span.number)
-        if span.part is Part.SYSTEM or key not in seen:
-            if not (span.part is Part.SYSTEM and found and _continues(spans, span)):
+        part, key = span.part, (span.part, span.number)
+        if part is Part.SYSTEM:
+            if before is not Part.TOOLS or not found:  # behind the tools it goes on
                 found.append(span.start)
+        elif part in _COUNTED and key not in seen:
+            found.append(span.start)
             seen.add(key)
-    turns = [span for span in spans if span.part is not Part.THINKING]
-    if turns and turns[-1].part is Part.ASSISTANT:
+        before = part
+    last = next((span.part for span in reversed(spans) if span.part is not Part.THINKING), None)
+    if last is Part.ASSISTANT:
         found.pop()
     return found
-
-
-def _continues(spans: Sequence[Span], span: Span) -> bool:
-    """Return whether a system span goes on behind the tools that interrupted it."""
-    index = spans.index(span)
-    return index > 0 and spans[index - 1].part is Part.TOOLS
 
 
 def span_at(spans: Sequence[Span], position: int) -> Span:

@@ -11,7 +11,12 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sglang_histate.adapter.chat_markers import TemplateError, learn
-from sglang_histate.adapter.chat_template import TemplateStructure, prompt_structure, template_structure
+from sglang_histate.adapter.chat_template import (
+    TemplateStructure,
+    agreed,
+    prompt_structure,
+    template_structure,
+)
 from sglang_histate.adapter.token_spans import prompt_spans
 from sglang_histate.demo import ensure_demo_model
 from sglang_histate.policy.structure import Part, span_at
@@ -229,6 +234,22 @@ def test_without_a_structure_positions_have_no_place(bytewise: Any, caplog: pyte
     with caplog.at_level(logging.INFO):
         assert found("chatml") == TemplateStructure(None, "off: --chat-template chatml is no Jinja file")
     assert "without their place" in caplog.text
+
+
+def test_ranks_with_different_templates_use_none(bytewise: Any, caplog: pytest.LogCaptureFixture) -> None:
+    mine = TemplateStructure(learn(bytewise), "on")
+    asked: list[Any] = []
+
+    def all_have(items: Any) -> list[Any]:
+        asked.extend(items)
+        return list(items)
+
+    assert agreed(mine, all_have) is mine and asked == [mine.structure.markers]
+    nothing = TemplateStructure(None, "off: x")
+    assert agreed(nothing, all_have) is nothing
+    found = agreed(mine, lambda items: [])
+    assert found.structure is None and "different chat templates" in found.note
+    assert "give every node the same tokenizer" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_histate.adapter.hints import MOST_PLACES, NONE, Hint, Hints, Ignored, parse
 from sglang_histate.adapter.page_keys import PageKeys
+from sglang_histate.adapter.request_state import state_of
 
 from .conftest import GPU
 from .engine import PAGE, request, tokens
@@ -122,6 +124,7 @@ def ended(rank: Rank, seed: int, **given: Any) -> array:
     """A session of 512 tokens that has finished."""
     ids = tokens((seed, 512))
     req = finished(rank, ids)
+    state_of(req, PAGE).kv_covered = 0  # when it came
     req.sampling_params.custom_params = hints(**given)
     rank.engine.ranking.clock += 1
     rank.tier.published(req)
@@ -144,6 +147,43 @@ def test_a_session_that_is_over_goes_first_and_is_not_written(rank: Rank) -> Non
     assert rank.store.lookup(PageKeys(PAGE, None, None).at(over, 512)) is None
     assert rank.counters.output_ends == 1 and rank.counters.hints[Hint.DONE] == 1
     rank.check_idle()
+
+
+def test_a_request_that_added_nothing_does_not_end_another_session(rank: Rank) -> None:
+    ids = ended(rank, 1)
+    ended(rank, 2)
+    req = request(ids + tokens((9, 3)))
+    req.sampling_params.custom_params = hints(done=True)
+    req.init_next_round_input(rank.engine.cache, cow_mamba=False)
+    req.kv.cache_protected_len = 512
+    state_of(req, PAGE).kv_covered = 512
+    rank.tier.finished(req)
+    unit = rank.engine.ranking.device_kv.victim(lambda unit: True)
+    assert unit.last_access > 0, "both sessions were used"
+
+
+def test_an_aborted_request_ends_nothing(rank: Rank) -> None:
+    ids = tokens((3, 512))
+    req = finished(rank, ids)
+    req.sampling_params.custom_params = hints(done=True)
+    req.finished_reason = FINISH_ABORT("gone")
+    rank.tier.published(req)
+    rank.tier.finished(req)
+    rank.drain()
+    assert rank.store.lookup(PageKeys(PAGE, None, None).at(ids, 512)) is not None
+    assert rank.engine.ranking.device_kv.victim(lambda unit: True).last_access == rank.engine.ranking.clock
+
+
+def test_a_session_that_is_kept_in_each_turn_pays_for_each_checkpoint(rank: Rank) -> None:
+    ids = tokens((1, 256))
+    for turn in range(1, 5):
+        ids = tokens((1, 256 * turn))
+        req = finished(rank, ids)
+        req.sampling_params.custom_params = hints(keep_requests=100)
+        rank.tier.published(req)
+        rank.tier.finished(req)
+        rank.drain()
+    assert rank.tier._hinted._retention.bytes == 3 * 100 + 1024 * 64 + 100
 
 
 def test_a_session_to_keep_goes_last(rank: Rank) -> None:

@@ -21,6 +21,7 @@ class Run:
     used: list[int]
     born: int
     kv: set[int] = field(default_factory=set)
+    cut: bool = False
     states: dict[int, set[int]] = field(default_factory=dict)
     state_born: dict[int, int] = field(default_factory=dict)
     state_used: dict[int, int] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Model:
 
     def split(self, node: int, upper: int, tokens: int) -> None:
         low = self.runs[node]
-        up = Run(low.parent, low.used[:tokens], self.number(), set(low.kv))
+        up = Run(low.parent, low.used[:tokens], self.number(), set(low.kv), cut=True)
         for name in ("states", "state_born", "state_used"):
             values = getattr(low, name)
             setattr(up, name, {o: v for o, v in values.items() if o <= tokens})
@@ -95,10 +96,11 @@ class Model:
     def forsake(self, node: int) -> None:
         if self.children(node):
             return
-        path = self.path(node)
-        own = [n for n in path if all(n not in self.path(leaf) for leaf in self.leaves() if leaf != node)]
-        for n in own:
+        for n in reversed(self.path(node)):
             run = self.runs[n]
+            kept = any(used > self.clock for used in run.state_used.values())
+            if n != node and (run.cut or kept or len(self.children(n)) > 1):
+                break
             run.used = [0] * len(run.used)
             run.state_used = dict.fromkeys(run.state_used, 0)
 

@@ -38,7 +38,6 @@ TALK = spans(
 def test_each_part_begins_a_place_and_the_head_ends_in_one() -> None:
     assert segment_places(TALK, 0, 2400, GRID) == [
         (15, PlaceKind.AFTER_TOOLS),
-        (15, PlaceKind.USER),
         (18, PlaceKind.ANSWER),
         (20, PlaceKind.THINKING),
         (21, PlaceKind.TOOL_RESULT),

@@ -26,6 +26,9 @@ def test_no_more_than_the_limit_at_a_time() -> None:
     assert retention.keep("b", 60, 0, 10) is None and retention.bytes == 60
     assert retention.keep("a", 90, 0, 30) == 30, "its own bytes do not stand in its way"
     assert retention.keep("b", 60, 30, 10) == 40, "the first has run out"
+    retention.shrink("b", 20)
+    retention.shrink("nobody", 20)
+    assert retention.bytes == 20 and retention.keep("b", 101, 31, 1) is None and retention.bytes == 20
     retention.release("b")
     assert retention.keep("c", 100, 31, 1) == 32
     retention.clear()
@@ -47,8 +50,9 @@ def test_whatever_is_asked_the_limit_holds(what) -> None:
     for place, size, passed, requests in what:
         now += passed
         until = retention.keep(place, size, now, requests)
-        kept = {name: one for name, one in kept.items() if one[0] > now and name != place}
-        assert (until is None) == (sum(size for _, size in kept.values()) + size > 100)
+        kept = {name: one for name, one in kept.items() if one[0] > now}
+        others = sum(size for name, (_, size) in kept.items() if name != place)
+        assert (until is None) == (others + size > 100)
         if until is not None:
             kept[place] = until, size
         assert retention.bytes <= 100
@@ -80,6 +84,45 @@ def test_a_kept_session_goes_later_and_one_that_is_over_first(mode: Eviction) ->
             tree.remove(node)
         if not unit.nodes and unit.checkpoint is not None:
             tree.set_checkpoint(*unit.checkpoint, Tier.HOST, False)
+
+
+def chain(*lengths: int) -> tuple[PrefixTree, EvictionQueue]:
+    """One trajectory of nodes 1, 2, ... with a checkpoint at the end of each, all used at time 1."""
+    tree = PrefixTree()
+    queue = EvictionQueue(tree, Pool(Tier.HOST, 100, 1), 1, mode=Eviction.LRU_REFRESH)
+    for node, tokens in enumerate(lengths, 1):
+        tree.add(node, node - 1, tokens)
+        tree.set_kv(node, Tier.HOST, True)
+        tree.set_checkpoint(node, tokens, Tier.HOST, True)
+    tree.touch(len(lengths), lengths[-1], now=1)
+    return tree, queue
+
+
+def accessed(queue: EvictionQueue) -> dict[int, int]:
+    return {unit.checkpoint[0]: unit.last_access for unit in queue.ranked() if unit.checkpoint is not None}
+
+
+def test_a_session_that_is_over_goes_whole() -> None:
+    tree, queue = chain(100, 100, 100)
+    tree.forsake(3)
+    assert accessed(queue) == {1: 0, 2: 0, 3: 0}
+
+
+def test_what_somebody_else_keeps_stays_when_a_fork_of_it_is_over() -> None:
+    tree, queue = chain(100, 100, 100)
+    tree.keep(2, 100, until=50)
+    tree.forsake(3)
+    assert accessed(queue) == {1: 1, 2: 50, 3: 0}
+
+
+def test_a_shared_head_stays_though_the_others_are_gone() -> None:
+    tree, queue = chain(200, 100)
+    tree.split(1, 9, 150)  # another session parted there
+    tree.add(10, 9, 50)
+    tree.remove(10)
+    tree.set_checkpoint(9, 150, Tier.HOST, True)
+    tree.forsake(2)
+    assert accessed(queue) == {9: 1, 1: 0, 2: 0}
 
 
 def test_what_others_share_is_not_forsaken() -> None:

@@ -165,3 +165,9 @@ def test_messages_begin_where_a_client_sent_one(system, tools, script, asks) -> 
 
 def test_a_prompt_without_markers_has_no_messages() -> None:
     assert message_starts([]) == message_starts(STRUCTURE.spans([20] * 50)) == []
+
+
+def test_a_prompt_of_nothing_but_markers_is_read_in_one_pass() -> None:
+    """Each span is looked at once: a client can send tens of thousands."""
+    ids = [START, SYSTEM] * 30_000
+    assert len(message_starts(STRUCTURE.spans(ids))) == 30_000
