@@ -27,6 +27,8 @@ ORDER = (
     "histate-bf16",
     "histate-below",
     "histate-tiers",
+    "histate-dense",
+    "histate-free",
     "histate-packed",
     "histate-lru",
     "histate-lru-refresh",
