@@ -13,15 +13,13 @@ from eval.simulate.budgets import Space
 from eval.simulate.costs import PAGE_TOKENS, Costs
 from eval.simulate.extents import Extents, Part
 from eval.simulate.radix import RadixTree, Run, State, Step
-from sglang_histate.policy.prefix_nodes import TIERS, Tier
+from sglang_histate.policy.prefix_nodes import CACHED, TIERS, Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.residence import Residence
 
 Place = tuple[Run, int]
 """A position on the path to a run: pages from the root. It stays right when runs on the path are split, which leaves a
 run's end where it was."""
-
-_CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
 
 class Contents(RadixTree):
@@ -107,9 +105,9 @@ class Contents(RadixTree):
             else:
                 space.pin(-pinned)
                 space.take(-size)
-        before = run.kv & _CACHED
+        before = run.kv & CACHED
         run.kv ^= bit
-        after = run.kv & _CACHED
+        after = run.kv & CACHED
         if after and not before:
             self._since[run.id] = self.clock
         elif before and not after:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from eval.simulate.radix import Run, State
 from eval.simulate.system import Visit
-from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.prefix_nodes import CACHED, Tier
 
 if TYPE_CHECKING:
     from eval.simulate.tiered import Tiered
 
-CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 ANY = CACHED | 1 << Tier.SSD
 MOST_READS = 3
 """For one request, as on the server: what was on the host when it came may be gone when its turn has come."""

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from eval.simulate.costs import PAGE_TOKENS
 from eval.simulate.extents import Part
 from eval.simulate.radix import Run
-from sglang_histate.policy.prefix_nodes import Tier
+from sglang_histate.policy.prefix_nodes import CACHED, Tier
 from sglang_histate.policy.reserve import Reserve
 from sglang_histate.policy.units import Kind, Unit
 
 if TYPE_CHECKING:
     from eval.simulate.histate import HiState
-
-_CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Spill:
         contents = self._system.contents
         runs = [contents.runs[name] for name in unit.nodes]
         above = runs[-1].parent
-        while above is not None and above.parent is not None and above.kv & _CACHED == 1 << Tier.HOST:
+        while above is not None and above.parent is not None and above.kv & CACHED == 1 << Tier.HOST:
             if sum(child.kv >> Tier.HOST & 1 for child in above.children.values()) > 1:
                 break
             runs.append(above)

@@ -16,7 +16,7 @@ from typing import Any
 from eval.simulate.budgets import Budgets, Space
 from eval.simulate.contents import Contents, Place
 from eval.simulate.costs import PAGE_TOKENS, Costs
-from eval.simulate.fault import ANY, CACHED, Faults
+from eval.simulate.fault import ANY, Faults
 from eval.simulate.jobs import Job, Pages
 from eval.simulate.links import Links
 from eval.simulate.orders import MakeOrder, Order
@@ -24,7 +24,7 @@ from eval.simulate.placement import Placement, Segment
 from eval.simulate.prices import Prices
 from eval.simulate.radix import Run
 from eval.simulate.system import Admission, Schedule, Visit
-from sglang_histate.policy.prefix_nodes import TIERS, Tier
+from sglang_histate.policy.prefix_nodes import CACHED, TIERS, Tier
 from sglang_histate.policy.units import Kind, Pool, Unit
 
 

@@ -49,8 +49,9 @@ class HintedSessions:
                 self._counters.hints_ignored[reason] += 1
         return state.hints
 
-    def positions(self, req: Any, state: RequestState, total: int) -> list[int]:
-        """Return where the client wants checkpoints in its prompt of `total` tokens, as they come."""
+    def positions(self, req: Any, state: RequestState) -> list[int]:
+        """Return where the client wants checkpoints in its prompt, as they come."""
+        total = len(req.full_untruncated_fill_ids)
         first = state.hints is None
         hints = self.of(req, state)
         found = [at for at in hints.checkpoint_at if at <= total]
@@ -58,9 +59,8 @@ class HintedSessions:
         if hints.before_last and self._structure is None:
             lost.append(Ignored.NO_TEMPLATE)
         elif hints.before_last and self._structure is not None:
-            starts = message_starts(
-                prompt_spans(self._structure, req.full_untruncated_fill_ids[:total], MOST_MARKERS)
-            )
+            spans = prompt_spans(self._structure, req.full_untruncated_fill_ids, MOST_MARKERS)
+            starts = message_starts(spans)
             inside = [starts[-back] for back in hints.before_last if back <= len(starts)]
             lost += [Ignored.OUT_OF_RANGE] * (len(hints.before_last) - len(inside))
             found += inside
@@ -76,19 +76,17 @@ class HintedSessions:
         node = self._core.node_by_id(req.last_node)
         if node.parent is None:
             return
-        if (
-            hints.done and tokens > state.kv_covered
-        ):  # else it put nothing there, and the node may be another session's end
+        # A request that put nothing there may have stopped at another session's end.
+        if hints.done and tokens > state.kv_covered:
             self._retention.release(node.id)
             self._ranking.tree.forsake(node.id)
         elif hints.keep_requests and not hints.done:
             self._keep(node, tokens, hints.keep_requests)
 
     def _keep(self, node: Any, tokens: int, requests: int) -> None:
+        # The session has come this way: its tokens are kept once, its checkpoints each.
         above = node.parent
-        while (
-            above.parent is not None
-        ):  # the session has come this way: its tokens are kept once, its checkpoints each
+        while above.parent is not None:
             self._retention.shrink(above.id, self._state_bytes)
             above = above.parent
         size = tokens * self._token_bytes + self._state_bytes

@@ -22,7 +22,7 @@ class Hint(Enum):
     CHECKPOINT_AT = "checkpoint_at"  # tokens from the start of the prompt
     CHECKPOINT_BEFORE_LAST = "checkpoint_before_last"  # messages, 1: before the last one
     KEEP_REQUESTS = (
-        "keep_requests"  # the session comes back, at the latest after so many requests of the server
+        "keep_requests"  # the session comes back, after so many requests of the server at the latest
     )
     DONE = "done"  # nobody comes back to this session
 

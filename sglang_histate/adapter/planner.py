@@ -197,7 +197,7 @@ class CapturePlanner:
         # A place where two prompts were seen to part is likely to be one again.
         extras = [final, resend, state.branch]
         if self._hinted is not None:
-            extras += [at // self._grid * self._grid for at in self._hinted.positions(req, state, total)]
+            extras += [at // self._grid * self._grid for at in self._hinted.positions(req, state)]
         given = {
             at for at in extras if at is not None and start < at <= total and (at - start) % self._grid == 0
         }
@@ -226,7 +226,7 @@ class CapturePlanner:
         grid = self._grid
         first, end = start // grid, total // grid
         places = self.places
-        found = [] if places is None else places.of(req, start, total)
+        found = [] if places is None else places.of(req, start)
         if not state.learned_from:
             state.learned_from = True
             self._learn(req, state, first, end)

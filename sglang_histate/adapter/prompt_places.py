@@ -28,11 +28,12 @@ class PromptPlaces:
         self._prior = PlacePrior() if journal is None else journal.place_prior()
         self._kinds: OrderedDict[bytes, tuple[PlaceKind, ...]] = OrderedDict()
 
-    def of(self, req: Any, start: int, total: int) -> list[tuple[int, PlaceKind]]:
-        """Return the places in the segment of the tokens from `start` to `total`, as pages of the grid."""
+    def of(self, req: Any, start: int) -> list[tuple[int, PlaceKind]]:
+        """Return the places in the segment of the prompt's tokens from `start` on, as pages of the grid."""
+        total = len(req.full_untruncated_fill_ids)
         if total // self._grid - start // self._grid < 2:
             return []
-        spans = prompt_spans(self._structure, req.full_untruncated_fill_ids[:total], MOST_MARKERS)
+        spans = prompt_spans(self._structure, req.full_untruncated_fill_ids, MOST_MARKERS)
         return segment_places(spans, start, total, self._grid)
 
     def expected(self, kind: PlaceKind) -> float:

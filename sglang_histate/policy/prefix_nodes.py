@@ -20,6 +20,8 @@ class Tier(IntEnum):
 
 
 TIERS = tuple(Tier)
+CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
+"""Bits of the tiers that a match reads from; what only the SSD has must come to the host first."""
 
 _OFFSET = attrgetter("offset")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sglang_histate.policy.prefix_nodes import (
+    CACHED,
     TIERS,
     Anchor,
     Checkpoint,
@@ -38,8 +39,6 @@ from sglang_histate.policy.recompute import (
     shift_path,
     weight,
 )
-
-_CACHED = 1 << Tier.DEVICE | 1 << Tier.HOST
 
 
 class PrefixTree:
@@ -222,20 +221,16 @@ class PrefixTree:
 
         Up to where another one branches off or did, or is kept.
         """
-        at: Node | None = self._inner(node)
-        if at is None or at.first is not None:
+        at = self._inner(node)
+        if at.first is not None:
             return
-        while at is not None:
-            at.read_to_end, at.read_to = 0, None
-            for checkpoint in at.checkpoints:
-                checkpoint.accessed = 0
-            self._mark_all([at, *at.checkpoints])
-            alone = at.next is None and at.previous is None
-            above = at.parent if alone else None
-            at = None if above is None or above.parent is None or self._is_others(above) else above
-
-    def _is_others(self, node: Node) -> bool:
-        return node.cut or any(checkpoint.accessed > self.clock for checkpoint in node.checkpoints)
+        self._forget_uses(at)
+        while at.next is None and at.previous is None:
+            assert at.parent is not None
+            at = at.parent
+            if at.parent is None or at.cut or any(one.accessed > self.clock for one in at.checkpoints):
+                return
+            self._forget_uses(at)
 
     def observe_hit(self, node: int, offset: int) -> None:
         """Count a hit served from that position into q: at a trajectory's last checkpoint, or an earlier one.
@@ -294,7 +289,7 @@ class PrefixTree:
         if not self._nodes[node].cut:
             return None
         below = self.children(node)
-        if len(below) != 1 or not self._nodes[below[0]].kv & _CACHED:
+        if len(below) != 1 or not self._nodes[below[0]].kv & CACHED:
             return None  # where only the SSD has the rest, a match ends whatever the text
         return self.start(below[0]) + self.tokens(below[0])
 
@@ -366,6 +361,12 @@ class PrefixTree:
             node.checkpoints = ()
         checkpoint.tiers, checkpoint.node = 0, None
         self._mark_all([checkpoint, node] if checkpoint.offset == node.tokens else [checkpoint])
+
+    def _forget_uses(self, node: Node) -> None:
+        node.read_to_end, node.read_to = 0, None
+        for checkpoint in node.checkpoints:
+            checkpoint.accessed = 0
+        self._mark_all([node, *node.checkpoints])
 
     def _mark(self, anchor: Anchor, tier: int) -> None:
         for changed in self._changed[tier]:
