@@ -10,7 +10,6 @@ import pytest
 
 from sglang_histate.config import (
     FLAG_DEFAULTS,
-    FLAG_HELP,
     CheckpointDtype,
     ConfigError,
     HiStateConfig,
@@ -19,6 +18,7 @@ from sglang_histate.config import (
     flag_name,
     split_flags,
 )
+from sglang_histate.flag_help import FLAG_HELP
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, NO_INTERVAL
 from sglang_histate.sizes import parse_size
 
@@ -80,6 +80,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_ssd_daily_writes": "4TiB"}, "daily_writes", 4 << 40),
         ({"histate_write_queue_age": "0.5"}, "write_queue_age_s", 0.5),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
+        ({"histate_step_tail": "2048"}, "step_tail_tokens", 2048),
         ({"histate_verify_rate": "0.01"}, "verify_rate", 0.01),
         ({"histate_shutdown_time": "0"}, "shutdown_s", 0),
         ({"no_histate_keep_on_restart": True}, "keep_on_restart", False),
@@ -141,6 +142,9 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_write_queue_age": "soon"}, "--histate-write-queue-age"),
         ({"histate_min_gain": "0"}, "--histate-min-gain"),
         ({"histate_min_gain": "1.5"}, "--histate-min-gain"),
+        ({"histate_step_tail": "-64"}, "--histate-step-tail"),
+        ({"histate_step_tail": "100"}, "--histate-step-tail"),
+        ({"histate_step_tail": "half"}, "--histate-step-tail"),
         ({"histate_verify_rate": "1.5"}, "--histate-verify-rate"),
         ({"histate_verify_rate": "-0.1"}, "--histate-verify-rate"),
         ({"histate_verify_rate": "nan"}, "--histate-verify-rate"),

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from sglang_histate.cli import parser_of_all
-from sglang_histate.config import FLAG_DEFAULTS, FLAG_HELP, TAKES_BACK, TAKES_BACK_HELP, flag_name
+from sglang_histate.config import FLAG_DEFAULTS, TAKES_BACK, TAKES_BACK_HELP, flag_name
+from sglang_histate.flag_help import FLAG_HELP
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, NO_INTERVAL
 
 _HEAD = """# Flags

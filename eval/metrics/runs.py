@@ -27,6 +27,7 @@ ORDER = (
     "histate-bf16",
     "histate-below",
     "histate-tiers",
+    "histate-tail",
     "histate-dense",
     "histate-free",
     "histate-packed",

@@ -32,6 +32,7 @@ _LINES: dict[str, tuple[str, Any]] = {
     "histate-bf16": (_BLACK, _MIXED),
     "histate-below": (_GREY, _DASHED),
     "histate-tiers": (_GREY, _MIXED),
+    "histate-tail": (_GREY, _SOLID),
     "histate-dense": (_RED, _DOTTED),
     "histate-free": (_RED, _MIXED),
     "histate-packed": (_BLUE, _DASHED),

@@ -15,6 +15,7 @@ class Infinite:
     """All KV and a checkpoint after every page, on a device without a limit: what no cache can exceed."""
 
     chunk_tokens = PAGE_TOKENS
+    tail_tokens = 0
 
     def __init__(self) -> None:
         self.computed_so_far = RadixTree()
@@ -54,6 +55,7 @@ class NoCache:
     """Computes every prompt. The device's memory limits how many requests run, as everywhere."""
 
     chunk_tokens = PAGE_TOKENS
+    tail_tokens = 0
 
     def __init__(self, costs: Costs, budgets: Budgets) -> None:
         self._costs = costs

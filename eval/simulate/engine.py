@@ -23,6 +23,7 @@ from eval.simulate.costs import Costs
 from eval.simulate.jobs import Job
 from eval.simulate.loop import ClosedLoop, Due, Turns
 from eval.simulate.system import Admission, System, Visit
+from sglang_histate.policy.step import step_tokens
 
 CHUNK_TOKENS = 8192
 """Prompt tokens of a step: SGLang's default on an H100."""
@@ -208,7 +209,7 @@ class Engine:
         chunks: list[tuple[Active, int]] = []
         for one in self._computing:
             rest = one.job.prompt_tokens - one.done
-            end = one.done + min(rest, left)
+            end = one.done + step_tokens(rest, left, self._system.tail_tokens)
             if end < one.job.prompt_tokens:
                 end = end // self._system.chunk_tokens * self._system.chunk_tokens
             if end <= one.done:

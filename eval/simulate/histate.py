@@ -47,12 +47,14 @@ class HiState(Cascade):
         order: MakeOrder,
         packed: bool = False,
         by_price: bool = False,
+        tail_tokens: int = 0,
     ) -> None:
         """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same.
 
         `by_price`: a historical checkpoint goes to the SSD or the host, whichever costs less, not always to the SSD.
         """
         self.by_price = by_price
+        self.tail_tokens = tail_tokens
         self.record_pages = max(costs.ssd_state_bytes // costs.page_bytes, 1)
         self.extent_pages = 0 if packed else self.record_pages
         self.buffers = BUFFERS * costs.state_bytes // costs.ssd_state_bytes

@@ -59,6 +59,8 @@ class System(Protocol):
 
     chunk_tokens: int
     """A prefill chunk that does not end its prompt ends on a multiple of this."""
+    tail_tokens: int
+    """So many more tokens of a step are for prompts that end with them, see `sglang_histate.policy.step`."""
 
     def arrive(self, job: Job, now_s: float) -> Visit:
         """A request comes; reads that it needs may begin."""

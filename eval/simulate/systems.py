@@ -20,6 +20,9 @@ from sglang_histate.policy.score import DEFAULT_TAU, Eviction
 BF16_SHARE = 0.511
 """Bytes of a checkpoint on the SSD with --histate-checkpoint-dtype bf16: its convolution windows are bf16 anyway."""
 
+TAIL_TOKENS = 2048
+"""Of --histate-step-tail: a quarter of a step of 8,192."""
+
 NO_SHARE = 1e-6
 """A checkpoint of some bytes: as good as none."""
 
@@ -50,6 +53,7 @@ def _histate(
     learned: bool = False,
     by_price: bool = False,
     share: float | None = None,
+    tail_tokens: int = 0,
 ) -> Callable[[Costs, Budgets, Schedule, Tuning], System]:
     def build(costs: Costs, budgets: Budgets, schedule: Schedule, tuning: Tuning) -> System:
         if share is not None:
@@ -58,7 +62,14 @@ def _histate(
         where = placement or (Learned() if learned else adaptive)
         order = queue(costs, eviction, tuning.tau)
         return HiState(
-            costs, budgets, schedule, placement=where, order=order, packed=packed, by_price=by_price
+            costs,
+            budgets,
+            schedule,
+            placement=where,
+            order=order,
+            packed=packed,
+            by_price=by_price,
+            tail_tokens=tail_tokens,
         )
 
     return build
@@ -133,17 +144,22 @@ SYSTEMS: dict[str, Recipe] = {
         "learned, and what is expected to be lost least goes first",
         _histate(Eviction.LOSS, learned=True),
     ),
+    "histate-tail": Recipe(
+        f"histate, {TAIL_TOKENS:,} more tokens of a step for prompts that end with them",
+        _histate(tail_tokens=TAIL_TOKENS),
+    ),
     "histate-all": Recipe(
-        "learned, expected loss, bf16", _histate(Eviction.LOSS, learned=True, share=BF16_SHARE)
+        f"learned, expected loss, bf16, {TAIL_TOKENS:,} more tokens of a step for prompts that end with them",
+        _histate(Eviction.LOSS, learned=True, share=BF16_SHARE, tail_tokens=TAIL_TOKENS),
     ),
     "histate-all-tiers": Recipe(
         "the same, and historical checkpoints go to the tier where they cost least",
-        _histate(Eviction.LOSS, learned=True, by_price=True, share=BF16_SHARE),
+        _histate(Eviction.LOSS, learned=True, by_price=True, share=BF16_SHARE, tail_tokens=TAIL_TOKENS),
     ),
     "histate-dense": Recipe(
         "expected loss, bf16, a checkpoint after every 8 pages at no price: the densest even grid that the SSD bears "
         "under the rewriting workload",
-        _histate(Eviction.LOSS, placement=EveryPages(8), share=BF16_SHARE),
+        _histate(Eviction.LOSS, placement=EveryPages(8), share=BF16_SHARE, tail_tokens=TAIL_TOKENS),
     ),
     "histate-free": Recipe(
         "no system but a bound: a checkpoint after every page that takes no room, no link and no read; KV by the byte in "

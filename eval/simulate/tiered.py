@@ -39,6 +39,7 @@ class Tiered:
     """Pages that reading from the SSD has to save."""
     read_deadline_s: float | None = None
     """How long a request waits for the SSD."""
+    tail_tokens = 0
     host_drops_copies = True
     """Whether KV may leave the host while the device still has it."""
 

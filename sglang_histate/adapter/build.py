@@ -271,7 +271,7 @@ def _start_tier(
     output_ends = cache.tier.output_ends
     keep_in_place(allocator, lambda: output_ends.reading)
     cache.one_pool = OnePool(cache) if is_one_pool(allocator) else None
-    cache.capture_grid = grid
+    cache.capture_grid, cache.step_tail = grid, config.step_tail_tokens
     cache.copies, cache.packing = copies, packing
     if explains:
         cache.explanations = Explanations(

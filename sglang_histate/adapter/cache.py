@@ -46,6 +46,8 @@ class HiStateCache(UnifiedRadixCache):
     packing: Packing | None = None
     # Tokens: a prefill chunk that does not end the prompt is cut to a multiple of it.
     capture_grid: int = 1
+    # Tokens of a step that only a prompt which ends with them may take.
+    step_tail: int = 0
 
     @property
     def policy_time(self) -> PolicyTime:

@@ -120,6 +120,7 @@ def check_resolved(view: Any, config: HiStateConfig) -> None:
         Refusal: see the module docstring.
     """
     _check_steps(view.page_size, view.chunked_prefill_size)
+    _check_tail(config.step_tail_tokens, view.chunked_prefill_size)
     _check_states(view)
     graphs = getattr(view, "cuda_graph_config", None)
     if graphs is not None and str(graphs.prefill.backend) == "full":
@@ -183,6 +184,21 @@ def _check_steps(page_size: int | None, chunk: int | None) -> None:
         raise Refusal(
             f"--chunked-prefill-size {chunk} is not a multiple of {STEP_TOKENS}, where states exist inside a prompt: "
             f"use {max(1, chunk // STEP_TOKENS) * STEP_TOKENS}, {_OFF}"
+        )
+
+
+def _check_tail(tail: int, chunk: int | None) -> None:
+    """The length of a step is known once SGLang has resolved its flags."""
+    if not tail:
+        return
+    if chunk is None or chunk <= 0:
+        raise Refusal(
+            f"--histate-step-tail {tail} is a part of --chunked-prefill-size, which is off: give it a size, or use 0, {_OFF}"
+        )
+    if tail > chunk // 2:
+        raise Refusal(
+            f"--histate-step-tail {tail} is more than half of --chunked-prefill-size {chunk}: use "
+            f"{chunk // 2 // STEP_TOKENS * STEP_TOKENS} at most, {_OFF}"
         )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from sglang_histate.policy.step import step_tokens
+
 if TYPE_CHECKING:
     import torch
 
@@ -85,6 +87,20 @@ def finish_capture(forward_batch: Any) -> None:
 def chunk_grid(tree_cache: Any, stock_grid: int) -> int:
     """``PrefillAdder``: what a prefill chunk is cut to, in tokens, so that the next one starts where states can be named."""
     return lcm(stock_grid, getattr(tree_cache, "capture_grid", 1))
+
+
+def step_budget(tree_cache: Any, left: int | None) -> int | None:
+    """``PrefillAdder``: tokens of a step that any prompt may take; the rest, its tail, only a prompt that ends with it.
+
+    None: nothing is chunked.
+    """
+    return left if left is None else left - getattr(tree_cache, "step_tail", 0)
+
+
+def step_limit(tree_cache: Any, left: int | None, rest: int) -> int | None:
+    """``PrefillAdder``: tokens that the next chunk of a prompt may have, of which `rest` are not computed yet."""
+    tail = getattr(tree_cache, "step_tail", 0)
+    return left if left is None or left <= 0 or not tail else step_tokens(rest, left, tail)
 
 
 def request_arrived(tree_cache: Any, req: Any) -> None:

@@ -23,6 +23,10 @@ WRITE_TOKENS_PER_BYTE = 8e-8
 """What a byte has to save to be written to the SSD at all: a write takes as long as a read, and may take something over a
 hundredth of that from the computing of others; and flash wears. A checkpoint of Qwen3.5-9B is 4 tokens, as bf16 2."""
 
+LEAST_WRITE_TOKENS = 2.0
+"""What a checkpoint has to save however small it is: planning it, its record and its entry take the scheduler's time, some tens of
+microseconds, which is what computing two tokens takes. Without it a small model's checkpoints would be as good as free."""
+
 MOST_PRICE = 1e12
 """In tokens: more than any checkpoint saves."""
 
@@ -80,5 +84,5 @@ class Scarcity:
         price = self.tiers[tier].per_byte(fill) * size_bytes
         if tier is not Tier.SSD:
             return price
-        write = WRITE_TOKENS_PER_BYTE * size_bytes
+        write = max(WRITE_TOKENS_PER_BYTE * size_bytes, LEAST_WRITE_TOKENS)
         return price + write / (1 - write_scarcity) if write_scarcity < 1 else float("inf")

@@ -113,7 +113,9 @@ def check_all(view, model, config) -> None:
     check_resolved(view, config)
 
 
-def resolved(architecture: str = "Qwen3NextForCausalLM", intervals: str | None = None, **changes):
+def resolved(
+    architecture: str = "Qwen3NextForCausalLM", intervals: str | None = None, tail: int = 0, **changes
+):
     view = SimpleNamespace(
         model_path="m",
         page_size=64,
@@ -124,7 +126,7 @@ def resolved(architecture: str = "Qwen3NextForCausalLM", intervals: str | None =
     )
     view.__dict__.update(changes)
     model = SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture]))
-    flags = {"histate_ssd_dir": "/s"} | ({} if intervals is None else {"histate_intervals": intervals})
+    flags = {"histate_ssd_dir": "/s", "histate_step_tail": tail, "histate_intervals": intervals}
     return view, model, config_from_flags(flags)
 
 
@@ -147,6 +149,9 @@ def test_supported_models(architecture) -> None:
         ),
         (resolved(linear_attn_prefill_backend="cutedsl"), "--linear-attn-prefill-backend cutedsl"),
         (resolved(intervals="192", page_size=128), "--histate-intervals does not fit --page-size 128"),
+        (resolved(tail=4160), "--histate-step-tail 4160 is more than half of --chunked-prefill-size 8192"),
+        (resolved(tail=64, chunked_prefill_size=-1), "--histate-step-tail 64"),
+        (resolved(tail=64, chunked_prefill_size=None), "--histate-step-tail 64"),
     ],
 )
 def test_resolved(case, flag) -> None:

@@ -9,7 +9,8 @@ import pytest
 from sglang.srt.server_args import ServerArgs
 
 from sglang_histate.adapter.flags import config_of
-from sglang_histate.config import FLAG_DEFAULTS, FLAG_HELP, config_from_flags, flag_name
+from sglang_histate.config import FLAG_DEFAULTS, config_from_flags, flag_name
+from sglang_histate.flag_help import FLAG_HELP
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_intervals": "512,none",
         "histate_host_size": "3GiB",
         "histate_inflight_size": "64MiB",
+        "histate_step_tail": "1024",
         "histate_checkpoint_dtype": "bf16",
         "histate_read_threads": "3",
         "histate_ssd_write_rate": "unlimited",

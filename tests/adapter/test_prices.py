@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import WRITE_TOKENS_PER_BYTE
+from sglang_histate.policy.scarcity import LEAST_WRITE_TOKENS
 
 from .conftest import GPU
 from .engine import PAGE, build, request, tokens
@@ -39,7 +39,7 @@ def test_a_checkpoint_costs_its_write_until_the_ssd_is_full_of_what_is_used() ->
     engine = build()
     store = open_store(engine.layout, ranking=engine.ranking, slabs=8)
     engine.ranking.connect(store)
-    write = store.layout.slab_bytes * WRITE_TOKENS_PER_BYTE
+    write = LEAST_WRITE_TOKENS  # its slabs are small
     assert engine.ranking.checkpoint_price() == write
     for number in range(12):
         ids = tokens((20 + number, 4 * PAGE))

@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import READ_TOKENS_PER_BYTE, WRITE_TOKENS_PER_BYTE, Scarcity
+from sglang_histate.policy.scarcity import (
+    LEAST_WRITE_TOKENS,
+    READ_TOKENS_PER_BYTE,
+    WRITE_TOKENS_PER_BYTE,
+    Scarcity,
+)
 from sglang_histate.policy.storage_price import FREE_BELOW, StoragePrice
 
 victims = st.lists(
@@ -72,10 +77,18 @@ def test_what_the_ssd_may_give_back_costs_at_least_its_read() -> None:
     assert scarcity.checkpoint(Tier.HOST, size, 1.0) == pytest.approx(returns * size * READ_TOKENS_PER_BYTE)
 
 
-def test_a_write_has_a_price_that_grows_with_its_scarcity() -> None:
+def test_a_write_has_a_price_that_grows_with_its_bytes_and_scarcity() -> None:
+    scarcity, size = Scarcity(), 50 << 20
+    assert scarcity.checkpoint(Tier.SSD, size, 0.0) == size * WRITE_TOKENS_PER_BYTE
+    assert scarcity.checkpoint(Tier.SSD, 2 * size, 0.0) == 2 * size * WRITE_TOKENS_PER_BYTE
+    assert scarcity.checkpoint(Tier.SSD, size, 0.0, 0.5) == 2 * size * WRITE_TOKENS_PER_BYTE
+    assert scarcity.checkpoint(Tier.SSD, size, 0.0, 1.0) == float("inf")
+    assert scarcity.checkpoint(Tier.HOST, size, 0.0) == 0.0
+
+
+def test_a_small_checkpoint_is_not_free() -> None:
     scarcity = Scarcity()
-    assert scarcity.checkpoint(Tier.SSD, 100, 0.0) == 100 * WRITE_TOKENS_PER_BYTE
-    assert scarcity.checkpoint(Tier.SSD, 200, 0.0) == 200 * WRITE_TOKENS_PER_BYTE
-    assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 0.5) == 200 * WRITE_TOKENS_PER_BYTE
-    assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 1.0) == float("inf")
-    assert scarcity.checkpoint(Tier.HOST, 100, 0.0) == 0.0
+    assert (
+        scarcity.checkpoint(Tier.SSD, 100, 0.0) == scarcity.checkpoint(Tier.SSD, 1, 0.0) == LEAST_WRITE_TOKENS
+    )
+    assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 0.5) == 2 * LEAST_WRITE_TOKENS
