@@ -26,7 +26,8 @@ import torch
 from sglang_histate.demo import ensure_demo_model
 from sglang_histate.upstream import build_overlay, overlay_env
 
-pytestmark = pytest.mark.server
+# One worker: the server of this module is started once.
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("transformers")]
 
 LENGTHS = [1, 63, 64, 65, 127, 128, 129, 300]
 DECODE_STEPS = 64

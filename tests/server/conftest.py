@@ -22,8 +22,8 @@ ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 HOST_SIZE = ("--hicache-ratio", "2")
 MODULE_ORDER = (
     "test_tensor_parallel", "test_restart", "test_refusals", "test_openai_api", "test_metrics", "test_first_steps", "test_rewrites",
-    "test_tiers", "test_hints", "test_known_failures", "test_edges", "test_explain", "test_one_pool", "test_size",
-    "test_switched_off", "test_write_limits", "test_capture", "test_checkpoint_dtype", "test_learned_places", "test_fuzz", "test_verify", "test_purge",
+    "test_tiers", "test_hints", "test_known_failures", "test_edges", "test_explain", "test_size",
+    "test_switched_off", "test_one_pool", "test_write_limits", "test_capture", "test_checkpoint_dtype", "test_learned_places", "test_fuzz", "test_verify", "test_purge",
 )  # fmt: skip
 
 
@@ -100,7 +100,8 @@ def main(servers: Servers) -> Server:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First all tests on the main server, then the others in the order above; inside a module spec by spec.
 
-    With several workers all tests on the main server go to one of them.
+    With several workers all tests on the main server go to one of them, and so do the others of a module: else both would
+    start its servers.
     """
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
@@ -110,8 +111,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "main" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("main server"))
             return 0, module, ""
+        if {"servers", "checked"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         call = getattr(item, "callspec", None)
         spec = None if call is None else call.params.get("spec")
         return 1, module, spec.name if isinstance(spec, Spec) else ""
 
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups say nothing where pytest and pytest-xdist do not fit each other, and take twice the time."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                "pytest-xdist does not keep groups of tests on one worker with this pytest: install the versions of pyproject.toml"
+            )
