@@ -26,6 +26,7 @@ from eval.simulate.system import Schedule
 from sglang_histate.policy.clean import CleanKv
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
+from sglang_histate.policy.write_budget import WriteBudget
 
 BUFFERS = 20
 """Checkpoints on their way: what fits into the 1 GiB that the server takes of host memory for them by default."""
@@ -48,10 +49,12 @@ class HiState(Cascade):
         packed: bool = False,
         by_price: bool = False,
         tail_tokens: int = 0,
+        write_rate: int | None = None,
     ) -> None:
         """`packed`: KV takes on the SSD what it has, not whole records; it is written in as many parts all the same.
 
         `by_price`: a historical checkpoint goes to the SSD or the host, whichever costs less, not always to the SSD.
+        `write_rate`: bytes per second that the SSD is written at most, None: no limit.
         """
         self.by_price = by_price
         self.tail_tokens = tail_tokens
@@ -60,10 +63,11 @@ class HiState(Cascade):
         self.buffers = BUFFERS * costs.state_bytes // costs.ssd_state_bytes
         self.host_overhead_bytes = BUFFERS * costs.state_bytes
         super().__init__(costs, budgets, schedule, placement=placement, order=order)
+        self._writes = WriteBudget(write_rate, None, costs.ssd_state_bytes)
         self.clean = CleanKv(self.contents.tree)
         self.contents.kv_changed = lambda run: self.clean.changed(run.id)
         self.spill = Spill(self)
-        self.captures = dict.fromkeys(("stored", "no_buffer", "no_room"), 0)
+        self.captures = dict.fromkeys(("stored", "no_buffer", "no_room", "write_budget"), 0)
 
     def _kept(self, runs: list[Run]) -> None:
         super()._kept(runs)
@@ -80,7 +84,11 @@ class HiState(Cascade):
                     self.links.to_host.send(self.now_s, contents.state_bytes)
             found = [one for one in found if one in ends]
         for one in self._with_buffers(found):
-            if self.hold_state(one, Tier.SSD):
+            # The store's floor of values keeps bytes for the last one, which is worth most.
+            if not self.may_write(state_bytes if one is found[-1] else 2 * state_bytes):
+                self.captures["write_budget"] += 1
+            elif self.hold_state(one, Tier.SSD):
+                self.take_write(state_bytes)
                 self.links.to_host.send(self.now_s, state_bytes)
                 self.links.write_ssd(self.now_s, state_bytes)
                 self.captures["stored"] += 1
@@ -91,18 +99,38 @@ class HiState(Cascade):
         self.hold_state(end, Tier.DEVICE)
         if answer and self.has_host:
             run, at = contents.locate(end)
-            kept = self.by_price or not self.has_ssd or contents.has_state(run, at, Tier.SSD)
+            kept = (
+                self.by_price
+                or not self.has_ssd
+                or contents.has_state(run, at, Tier.SSD)
+                or self._writes.scarcity == 1
+            )
             if kept and run.kv >> Tier.HOST & 1:
                 self.hold_state(end, Tier.HOST)
+
+    def may_write(self, size_bytes: int) -> bool:
+        """Return whether the write rate has so many bytes now."""
+        self._writes.advance(self.now_s)
+        return self._writes.shortage(size_bytes) is None
+
+    def take_write(self, size_bytes: int) -> None:
+        """So many bytes are about to be written; `may_write` has said that they may."""
+        self._writes.take(size_bytes)
 
     def _historical_tier(self) -> Tier:
         """The tier in which a historical checkpoint costs less; its bytes on the host are those of the device."""
         if not self.has_host or not self.has_ssd:
             return Tier.HOST if self.has_host else Tier.SSD
-        return Tier.HOST if self.prices.of(Tier.HOST) < self.prices.of(Tier.SSD) else Tier.SSD
+        return Tier.HOST if self.prices.of(Tier.HOST) < self._ssd_price() else Tier.SSD
+
+    def _ssd_price(self) -> float:
+        self._writes.advance(self.now_s)
+        return self.prices.of(Tier.SSD, self._writes.scarcity)
 
     def _state_price(self) -> float:
-        return self.prices.of(self._historical_tier()) if self.by_price else super()._state_price()
+        """Tokens that a historical checkpoint has to save."""
+        tier = self._historical_tier() if self.by_price or not self.has_ssd else Tier.SSD
+        return self._ssd_price() if tier is Tier.SSD else self.prices.of(tier)
 
     def _ended_in_its_page(self, place: Place) -> None:
         if self.contents.has_state(*self.contents.locate(place), Tier.DEVICE):

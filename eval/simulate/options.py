@@ -71,7 +71,7 @@ def parse(argv: list[str]) -> Options:
             chunk_tokens=given.chunk,
             costs=Costs(**dict(given.cost)),
             budgets=Budgets(given.device, given.cpu, given.ssd),
-            tuning=Tuning(given.tau, given.marconi_alpha),
+            tuning=Tuning(given.tau, given.marconi_alpha, given.write_rate),
         )
     except (ValueError, TypeError) as error:
         parser.error(str(error))
@@ -148,6 +148,14 @@ def _parser() -> argparse.ArgumentParser:
         default=tuning.marconi_alpha,
         help=f"weight of FLOP efficiency against recency ({tuning.marconi_alpha:g}); 0 is LRU",
     )
+    under.add_argument(
+        "--write-rate",
+        type=_rate,
+        default=tuning.write_rate,
+        metavar="SIZE",
+        help="bytes per second that HiState writes to the disk at most, as --histate-ssd-write-rate; what a checkpoint has to "
+        "save rises as they run out (unlimited)",
+    )
     model = parser.add_argument_group("machine")
     model.add_argument(
         "--chunk",
@@ -178,6 +186,10 @@ def _parser() -> argparse.ArgumentParser:
         help="systems at the same time (the number of cores)",
     )
     return parser
+
+
+def _rate(text: str) -> int | None:
+    return None if text == "unlimited" else size_bytes(text)
 
 
 def _seconds(text: str) -> float:

@@ -29,11 +29,11 @@ class Prices:
             below = tier is Tier.HOST and self._has_ssd
             self._scarcity.evicted(tier, unit.cost_tokens, unit.bytes, age, read_back=below)
 
-    def of(self, tier: Tier) -> float:
-        """Return the tokens that a checkpoint has to save in a tier."""
+    def of(self, tier: Tier, write_scarcity: float = 0.0) -> float:
+        """Return the tokens that a checkpoint has to save in a tier, see `Scarcity.checkpoint`."""
         space = self._contents.state_space[tier]
         fill = space.used / space.limit if space.limit else 1.0
-        return self._scarcity.checkpoint(tier, self._contents.state_size(tier), fill)
+        return self._scarcity.checkpoint(tier, self._contents.state_size(tier), fill, write_scarcity)
 
     def inside(self, start: int, end: int) -> float:
         """Return how many requests to come are expected to hit inside a segment of tokens `start` to `end`."""

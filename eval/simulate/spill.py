@@ -152,10 +152,13 @@ class Spill:
         return found
 
     def _write(self, run: Run, first: int, pages: int) -> bool:
-        """Copy one record, pages of the path to `run`; return whether the SSD has room for it."""
+        """Copy one record, pages of the path to `run`; return whether the SSD has room for it and the write rate bytes."""
         system, contents = self._system, self._system.contents
+        if not system.may_write(pages * self._page):
+            return False
         if not system.make_room(Tier.SSD, contents.extents.size_bytes(pages), 0):
             return False
+        system.take_write(pages * self._page)
         parts = []
         for one in run.path():
             begin, end = max(first, one.start), min(first + pages, one.end)

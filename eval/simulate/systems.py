@@ -33,6 +33,8 @@ class Tuning:
 
     tau: float = DEFAULT_TAU
     marconi_alpha: float = DEFAULT_ALPHA
+    write_rate: int | None = None
+    """Bytes per second that HiState writes to the SSD at most, as --histate-ssd-write-rate; None: no limit."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def _histate(
             packed=packed,
             by_price=by_price,
             tail_tokens=tail_tokens,
+            write_rate=tuning.write_rate,
         )
 
     return build
