@@ -15,6 +15,7 @@ from eval.replay.requests import PAGE
 # Recorded tokens: both shrink as prompts do, else no replayed prompt would have an end of a chunk in it.
 CHUNK = 8192
 FIXED_INTERVAL = 2048
+TAIL = 2048
 
 
 def scaled(recorded: int, scale: float) -> int:
@@ -26,7 +27,8 @@ def scaled(recorded: int, scale: float) -> int:
 class System:
     """`base` names the command line of `eval.internal_hits.systems` that `flags` are added to.
 
-    `interval`: recorded tokens between fixed checkpoints, None for a system without.
+    `interval`: recorded tokens between fixed checkpoints, None for a system without. `tail`: recorded tokens by which steps
+    are longer for prompts that end in them.
     """
 
     name: str
@@ -34,12 +36,17 @@ class System:
     flags: tuple[str, ...]
     description: str
     interval: int | None = None
+    tail: int = 0
 
     def flags_at(self, scale: float) -> tuple[str, ...]:
         """Return the flags where so many tokens are sent for a recorded one."""
         if self.interval is None:
             return self.flags
         return (*self.flags, "--histate-interval", f"fixed:{scaled(self.interval, scale)}")
+
+    def tail_at(self, scale: float) -> int:
+        """Return the step's tail, in tokens, where so many are sent for a recorded one."""
+        return scaled(self.tail, scale) if self.tail else 0
 
     @property
     def has_histate(self) -> bool:
@@ -124,6 +131,23 @@ SYSTEMS = {
             ("--histate-interval", "learned", "--histate-eviction", "loss"),
             _ABLATION + "both of these",
         ),
+        replace(
+            _histate(
+                "histate-all",
+                (
+                    "--histate-interval",
+                    "learned",
+                    "--histate-eviction",
+                    "loss",
+                    "--histate-checkpoint-dtype",
+                    "bf16",
+                ),
+                _ABLATION
+                + f"both of these, checkpoints as bf16 on the SSD, and {TAIL} more recorded tokens of a step for prompts "
+                "that end with them, scaled as the prompts are",
+            ),
+            tail=TAIL,
+        ),
     )
 }
 
@@ -206,7 +230,7 @@ def setup_of(
 ) -> Setup:
     """Return how a system is started: the same pools, pages, batch and chunks for all.
 
-    `chunk` is in tokens as sent, `scale` of them for a recorded one.
+    `chunk` is in tokens as sent, `scale` of them for a recorded one; a system with a tail has that many more for ends of prompts.
     Of HiState's one pool one state's bytes are where kernels write for padding rows; stock pools have that in addition
     to their size. So HiState is given one state more, and no more host memory for it.
     """
@@ -229,5 +253,7 @@ def setup_of(
         "--enable-cache-report",
         *((SERVER_FLAG,) if recorded else ()),
     )
-    setup = Setup(model, chunk, budgets, work_dir, reference, units)
-    return replace(setup, extra=(*shared, *system.flags_at(scale), *extra))
+    tail = system.tail_at(scale)
+    setup = Setup(model, chunk + tail, budgets, work_dir, reference, units)
+    tailed = ("--histate-step-tail", str(tail)) if tail else ()
+    return replace(setup, extra=(*shared, *system.flags_at(scale), *tailed, *extra))

@@ -125,6 +125,13 @@ def test_a_fixed_interval_shrinks_as_prompts_do(tmp_path) -> None:
     assert value(flags("histate-fixed", tmp_path, scale=1.0), "--histate-interval") == "fixed:2048"
 
 
+def test_a_tail_is_for_ends_of_prompts_and_not_taken_from_the_step(tmp_path) -> None:
+    plain, tailed = flags("histate", tmp_path, scale=1 / 16), flags("histate-all", tmp_path, scale=1 / 16)
+    step = int(value(plain, "--chunked-prefill-size"))
+    assert value(tailed, "--histate-step-tail") == "128" and "--histate-step-tail" not in plain
+    assert int(value(tailed, "--chunked-prefill-size")) == step + 128
+
+
 def test_a_server_that_only_starts_has_room_whatever_the_chunk(tmp_path) -> None:
     assert start_only("m", tmp_path, 64, 1 << 20, ()).budgets.device_kv_tokens == 2 * 8192
     assert start_only("m", tmp_path, 16384, 1 << 20, ()).budgets.device_kv_tokens == 2 * 16384
