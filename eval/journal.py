@@ -104,8 +104,8 @@ class Replay:
     def _keep(self, node: int, offset: int, until: int) -> None:
         self.tree.keep(node, offset, until)
 
-    def _forsake(self, node: int) -> None:
-        self.tree.forsake(node)
+    def _forsake(self, node: int, start: int) -> None:
+        self.tree.forsake(node, start)
 
     def _left(self, kind: str, entered: int, now: int) -> None:
         {"kv": self._residence.kv, "state": self._residence.state}[kind].evicted(entered, now)

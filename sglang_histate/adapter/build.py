@@ -34,6 +34,7 @@ from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
 from sglang_histate.adapter.journal_file import open_journal
+from sglang_histate.adapter.kept_sessions import KeptSessions
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.mamba_component import HiStateMambaComponent
 from sglang_histate.adapter.metric import Figures
@@ -196,11 +197,16 @@ def _start_tier(
     hinted = HintedSessions(
         cache.tree_core,
         ranking,
-        Retention(smallest // SHARE),
+        KeptSessions(
+            ranking,
+            Retention(smallest // SHARE),
+            token_bytes=kv_token_bytes,
+            state_bytes=layout.image_bytes,
+        ),
         counters,
         structure=template.structure,
-        session_bytes=(kv_token_bytes, layout.image_bytes),
         page_size=page_size,
+        grid=grid,
     )
     cache.tier = SsdTier(
         store=store,

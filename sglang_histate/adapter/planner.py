@@ -197,7 +197,7 @@ class CapturePlanner:
         # A place where two prompts were seen to part is likely to be one again.
         extras = [final, resend, state.branch]
         if self._hinted is not None:
-            extras += [at // self._grid * self._grid for at in self._hinted.positions(req, state)]
+            extras += [at // self._grid * self._grid for at in self._hinted.positions(req)]
         given = {
             at for at in extras if at is not None and start < at <= total and (at - start) % self._grid == 0
         }

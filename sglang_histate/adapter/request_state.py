@@ -45,6 +45,8 @@ class RequestState:
     learned_from: bool = False  # whether the hit prior has counted this request
     placed: int = 0  # up to here the ranking knows where its checkpoints are in the tree
     hints: Hints | None = None  # what its client said, None until somebody asked
+    hinted_at: tuple[int, ...] | None = None  # where it wants checkpoints, None until somebody asked
+    head: int | None = None  # what compaction leaves of its prompt, None if nobody asked or knows
     # The capture plan over the whole remaining prompt.
     plan: tuple[int, ...] = ()
     # The last checkpoint of the plan that is stored or was captured; where the plan starts before that.

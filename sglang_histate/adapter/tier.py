@@ -125,7 +125,7 @@ class SsdTier:
                 req
             )  # its client may come back with the same prompt, whatever it said before
             return
-        if not self._hinted.of(req, state_of(req, self._page_size)).done:
+        if not self._hinted.is_over(req):
             self.output_ends.take(req)
         self._hinted.finished(req)
 
@@ -317,5 +317,6 @@ class SsdTier:
         state.accounted = True
         resumed = self.core.node_by_id(req.last_node) if req.prefix_len else self.core.root_node
         self.ranking.admitted(resumed)
+        self._hinted.admitted(req)
         if self.accounting.admitted(req):
             self.verification.restored(req, req.prefix_len)

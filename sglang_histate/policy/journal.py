@@ -137,9 +137,9 @@ class _Tree(PrefixTree):
         super().keep(node, offset, until)
         self._emit(["keep", node, offset, until])
 
-    def forsake(self, node: int) -> None:
-        super().forsake(node)
-        self._emit(["forsake", node])
+    def forsake(self, node: int, start: int = 0) -> None:
+        super().forsake(node, start)
+        self._emit(["forsake", node, start])
 
 
 class _Queue(EvictionQueue):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from sglang_histate.policy.structure import Part, Span
+from sglang_histate.policy.structure import HEAD_PARTS, Part, Span
 
 
 class PlaceKind(StrEnum):
@@ -53,7 +53,6 @@ MEMORY = 4096.0
 MOST_PLACES = 64
 """Of one segment: those nearest to its end, and the end of the tools."""
 
-_HEAD = frozenset({Part.HEAD, Part.SYSTEM, Part.TOOLS})
 _KINDS = {
     Part.USER: PlaceKind.USER,
     Part.ASSISTANT: PlaceKind.ANSWER,
@@ -71,12 +70,12 @@ def segment_places(spans: Sequence[Span], start: int, end: int, grid: int) -> li
     users = [span.start for span in spans if span.part is Part.USER]
     last, before = users[-1:], users[-2:-1]
     first, last_page = start // grid, end // grid
-    heads = next((index for index, span in enumerate(spans) if span.part not in _HEAD), 0)
+    heads = next((index for index, span in enumerate(spans) if span.part not in HEAD_PARTS), 0)
     found: list[tuple[int, PlaceKind]] = []
     after_tools: list[tuple[int, PlaceKind]] = []
     for index, span in enumerate(spans):
         page = span.start // grid
-        if span.part in _HEAD or not first < page < last_page:
+        if span.part in HEAD_PARTS or not first < page < last_page:
             continue
         if heads and index == heads:
             after_tools.append((page, PlaceKind.AFTER_TOOLS))

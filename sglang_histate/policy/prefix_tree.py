@@ -211,26 +211,34 @@ class PrefixTree:
             above = above.parent
 
     def keep(self, node: int, offset: int, until: int) -> None:
-        """Let the checkpoint `offset` tokens into the node rank as if used at `until`, which may lie ahead; nothing without one."""
+        """Let the checkpoint `offset` tokens into the node rank as if used at `until`, which may lie ahead; nothing without one.
+
+        It replaces what was said before: 0 ends it.
+        """
         checkpoint = self._inner(node).checkpoint_at(offset)
         if checkpoint is not None:
-            checkpoint.accessed = max(checkpoint.accessed, until)
+            before = checkpoint.accessed
+            checkpoint.accessed = max(until, min(before, self.clock))
+            if checkpoint.accessed < before:
+                self._mark_all([checkpoint])
 
-    def forsake(self, node: int) -> None:
+    def forsake(self, node: int, start: int = 0) -> None:
         """Let what only the trajectory that ends in `node` has rank as if never used; nothing if the text goes on below.
 
-        Up to where another one branches off or did, or is kept.
+        Up to where another one branches off or did, or is kept, and nothing before position `start`.
         """
         at = self._inner(node)
         if at.first is not None:
             return
-        self._forget_uses(at)
-        while at.next is None and at.previous is None:
-            assert at.parent is not None
-            at = at.parent
-            if at.parent is None or at.cut or any(one.accessed > self.clock for one in at.checkpoints):
+        while True:
+            if at.start + at.tokens <= start or any(one.accessed > self.clock for one in at.checkpoints):
                 return
-            self._forget_uses(at)
+            self._forget_uses(at, start - at.start)
+            if at.next is not None or at.previous is not None or at.parent is None:
+                return
+            at = at.parent
+            if at.parent is None or at.cut:
+                return
 
     def observe_hit(self, node: int, offset: int) -> None:
         """Count a hit served from that position into q: at a trajectory's last checkpoint, or an earlier one.
@@ -362,10 +370,15 @@ class PrefixTree:
         checkpoint.tiers, checkpoint.node = 0, None
         self._mark_all([checkpoint, node] if checkpoint.offset == node.tokens else [checkpoint])
 
-    def _forget_uses(self, node: Node) -> None:
-        node.read_to_end, node.read_to = 0, None
+    def _forget_uses(self, node: Node, offset: int) -> None:
+        """Forget who used the node, but not what lies before `offset`."""
+        before = node.used_to(offset) if offset > 0 else 0
+        held = [entry for entry in node.read_to or () if entry[0] < offset]
+        node.read_to = ([*held, (offset, before)] if before else held) or None
+        node.read_to_end = 0
         for checkpoint in node.checkpoints:
-            checkpoint.accessed = 0
+            if checkpoint.offset > offset:
+                checkpoint.accessed = 0
         self._mark_all([node, *node.checkpoints])
 
     def _mark(self, anchor: Anchor, tier: int) -> None:

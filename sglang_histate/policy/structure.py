@@ -68,6 +68,9 @@ class Span:
         return f"{self.part.value} {self.number}" if self.number else self.part.value
 
 
+HEAD_PARTS = frozenset({Part.HEAD, Part.SYSTEM, Part.TOOLS})
+"""What a client keeps when it replaces a conversation by a summary."""
+
 _COUNTED = frozenset({Part.USER, Part.ASSISTANT, Part.TOOL_RESULT})
 
 
@@ -135,6 +138,11 @@ def message_starts(spans: Sequence[Span]) -> list[int]:
     if last is Part.ASSISTANT:
         found.pop()
     return found
+
+
+def head_end(spans: Sequence[Span]) -> int | None:
+    """Return where the first message behind system prompt and tools begins, None if the prompt is not made of messages."""
+    return next((span.start for span in spans if span.part not in HEAD_PARTS), None)
 
 
 def span_at(spans: Sequence[Span], position: int) -> Span:

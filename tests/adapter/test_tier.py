@@ -19,6 +19,7 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.hinted import HintedSessions
+from sglang_histate.adapter.kept_sessions import KeptSessions
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
@@ -67,6 +68,8 @@ class Agreement:
 USER, ASSISTANT = 900, 901
 """Tokens that begin a message."""
 
+STRUCTURE = Structure([Marker((USER,), Part.USER), Marker((ASSISTANT,), Part.ASSISTANT)])
+
 
 class Alone:
     def minimum(self, values) -> list[int]:
@@ -88,6 +91,7 @@ class Rank:
         min_gain: int = PAGE,
         limits=None,
         kept_bytes: int = 1 << 20,
+        structure: Structure | None = STRUCTURE,
         **engine,
     ) -> None:
         self.number = number
@@ -109,11 +113,11 @@ class Rank:
         hinted = HintedSessions(
             cache.tree_core,
             self.engine.ranking,
-            Retention(kept_bytes),
+            KeptSessions(self.engine.ranking, Retention(kept_bytes), token_bytes=64, state_bytes=100),
             self.counters,
-            structure=Structure([Marker((USER,), Part.USER), Marker((ASSISTANT,), Part.ASSISTANT)]),
-            session_bytes=(64, 100),
+            structure=structure,
             page_size=PAGE,
+            grid=PAGE,
         )
         self.tier = SsdTier(
             store=self.store,

@@ -91,18 +91,20 @@ class Model:
     def keep(self, node: int, offset: int, until: int) -> None:
         run = self.runs[node]
         if offset in run.states:
-            run.state_used[offset] = max(run.state_used[offset], until)
+            run.state_used[offset] = max(min(run.state_used[offset], self.clock), until)
 
-    def forsake(self, node: int) -> None:
+    def forsake(self, node: int, start: int = 0) -> None:
         if self.children(node):
             return
         for n in reversed(self.path(node)):
-            run = self.runs[n]
+            run, first = self.runs[n], self.start(n)
             kept = any(used > self.clock for used in run.state_used.values())
-            if n != node and (run.cut or kept or len(self.children(n)) > 1):
+            if kept or (n != node and (run.cut or len(self.children(n)) > 1)):
                 break
-            run.used = [0] * len(run.used)
-            run.state_used = dict.fromkeys(run.state_used, 0)
+            run.used = [used if first + i < start else 0 for i, used in enumerate(run.used)]
+            run.state_used = {at: used if first + at <= start else 0 for at, used in run.state_used.items()}
+            if first < start:
+                break
 
     def observe_hit(self, node: int, offset: int) -> None:
         if not node:

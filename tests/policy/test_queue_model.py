@@ -82,9 +82,10 @@ class Walk:
             self.both("touch", node, offset, self.now)
         elif pick < 0.93:
             node, offset = self.place()
-            self.both("keep", node, offset, self.now + self.random.randint(0, 40))
+            self.both("keep", node, offset, choice([0, self.now + self.random.randint(0, 40)]))
         elif pick < 0.95:
-            self.both("forsake", choice(list(runs)))
+            node = choice(list(runs))
+            self.both("forsake", node, choice([0, self.model.start(node), self.model.start(node) + 3]))
         else:
             # Long runs of one kind, so that the priced q moves.
             for _ in range(24):

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_histate.policy.structure import Marker, Part, Span, Structure, message_starts, span_at
+from sglang_histate.policy.structure import (
+    Marker,
+    Part,
+    Span,
+    Structure,
+    head_end,
+    message_starts,
+    span_at,
+)
 
 START, END, SYSTEM, USER, ASSISTANT, THINK, ENDTHINK, RESULT, TOOLS, ENDTOOLS = range(100, 110)
 NEWLINE = 10
@@ -171,3 +179,21 @@ def test_a_prompt_of_nothing_but_markers_is_read_in_one_pass() -> None:
     """Each span is looked at once: a client can send tens of thousands."""
     ids = [START, SYSTEM] * 30_000
     assert len(message_starts(STRUCTURE.spans(ids))) == 30_000
+
+
+@given(tools=st.none() | content, system=content)
+def test_system_and_tools_end_where_the_first_message_begins(tools, system) -> None:
+    said = Conversation()
+    said.write(Part.SYSTEM, 0, START, SYSTEM, NEWLINE, *system)
+    if tools is not None:
+        said.write(Part.TOOLS, 0, TOOLS, NEWLINE, *tools)
+        said.write(Part.SYSTEM, 0, ENDTOOLS)
+    assert head_end(STRUCTURE.spans(said.tokens)) is None, "there is no message"
+    end = len(said.tokens)
+    said.write(Part.USER, 1, START, USER, NEWLINE, 20)
+    assert head_end(STRUCTURE.spans(said.tokens)) == end
+
+
+def test_a_prompt_that_begins_with_a_message_has_no_head() -> None:
+    assert head_end(STRUCTURE.spans([START, USER, 20])) == 0
+    assert head_end(STRUCTURE.spans([])) is None
