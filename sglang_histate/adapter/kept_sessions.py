@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from sglang_histate.adapter.ranking import Ranking
@@ -92,7 +93,7 @@ class KeptSessions:
     def _last_before(self, node: Any, position: int) -> int:
         """Return the position of the deepest checkpoint up to `position` on the way to the end of `node`, 0 if there is none."""
         tree = self._ranking.tree
-        for one in (node, *self.above(node)):
+        for one in chain([node], self.above(node)):
             start = tree.start(one)
             for offset, _ in reversed(tree.checkpoints(one)):
                 if start + offset <= position:

@@ -29,6 +29,9 @@ FORK_REQUESTS = 50
 SHARE = 4
 """A quarter of the smallest tier may be kept."""
 
+MOST_KEPT = 512
+"""Sessions that can be kept at a time, however small: each hint looks at all of them."""
+
 Owner = Any
 Place = Any
 Spot = tuple[Place, int]
@@ -107,7 +110,7 @@ class Retention:
                 continue
             kept[other] = replace(one, below=name) if other[0] == place or other[0] in above else one
         kept[name] = _Kept(until, token_bytes, state_bytes, positions, forks)
-        if _bytes(kept) > self._limit:
+        if len(kept) > MOST_KEPT or _bytes(kept) > self._limit:
             return None
         self._take(kept)
         return Granted(until, tuple(dropped))

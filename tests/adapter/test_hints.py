@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from typing import Any
 
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from eval.journal import replay
 from sglang_histate.adapter.hints import MOST_PLACES, MOST_SESSIONS, NONE, Hint, Hints, Ignored, parse
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.retention import FORK_REQUESTS, SLEEP_REQUESTS
 
 from .conftest import GPU
@@ -395,6 +398,21 @@ def test_forks_are_expected_until_they_came(rank: Rank) -> None:
     assert rank.counters.hints[Hint.FORK] == 1 and not ignored(rank)
 
 
+def test_both_ends_that_forks_go_on_from_are_kept(rank: Rank) -> None:
+    turn(rank, tokens((1, 512)), answer=256, about_to={"fork": 4}, keep_requests=70)
+    until = rank.engine.ranking.clock + 70
+    tree = rank.engine.ranking.tree
+    (node,) = rank.engine.nodes()
+    kept = {at for at, _ in tree.checkpoints(node.id)} & {512, 768}
+    assert kept == {512, 768}
+    units = rank.engine.ranking.device_kv.ranked() + list(rank.engine.ranking.ssd._queue.ranked())
+    assert {unit.checkpoint[1]: unit.last_access for unit in units if unit.checkpoint[1] in kept} == {
+        512: until,
+        768: until,
+    }
+    assert rank.tier._hinted._kept.size_bytes == 768 * 64 + 2 * 100
+
+
 def test_forks_are_of_their_tenant(rank: Rank) -> None:
     ids = tokens((1, 512))
     turn(rank, ids, salt="one", about_to={"fork": 1})
@@ -459,3 +477,21 @@ def test_compaction_needs_to_know_where_messages_begin() -> None:
         assert rank.engine.ranking.device_kv.victim(lambda unit: True).last_access > 0
         assert rank.counters.output_ends == 1
         rank.store.close()
+
+
+def test_what_hints_do_is_in_the_policy_log() -> None:
+    events: list = []
+    rank = Rank(Alone(), journal=Journal(lambda event: events.append(json.loads(json.dumps(event)))))
+    turn(rank, conversation(2), session="a", about_to="compact")
+    turn(rank, tokens((3, 512)), session="b", keep_requests=500)
+    turn(rank, tokens((4, 512)), session="b", about_to={"fork": 1})
+    turn(rank, tokens((5, 512)), session="c")
+    begin(rank, tokens((4, 512)) + tokens((6, 20)), end_sessions=["c"])
+    rank.engine.evict_states(1)
+    rank.engine.evict_kv(1024)
+    rank.drain()
+    assert {event[2] for event in events if event[0] == "forsake"} == {0, 5 * PAGE}
+    assert replay(events).different == [] and replay(events).victims > 2
+    without = [event for event in events if event[0] not in ("keep", "forsake")]
+    assert replay(without).different, "they decided something"
+    rank.store.close()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.prefix_tree import PrefixTree
 from sglang_histate.policy.queue import EvictionQueue
-from sglang_histate.policy.retention import MOST_REQUESTS, Forks, Retention
+from sglang_histate.policy.retention import MOST_KEPT, MOST_REQUESTS, Forks, Retention
 from sglang_histate.policy.score import Eviction
 from sglang_histate.policy.units import Pool
 
@@ -94,6 +94,13 @@ def test_forks_end_it_when_all_of_them_began() -> None:
     assert retention.began(4, begins) == () and len(asked) == 2
     keep(retention, "b", 9, 4, 10, forks=Forks(10, b"key", 1))
     assert retention.began(14, begins) == () and len(asked) == 2, "it has run out"
+
+
+def test_no_more_than_so_many_at_a_time() -> None:
+    retention = Retention(10**9)
+    granted = [keep(retention, str(number), 1, 0, 10) for number in range(MOST_KEPT + 1)]
+    assert None not in granted[:-1] and granted[-1] is None
+    assert keep(retention, "0", 1, 1, 20) == 21, "one that is kept already"
 
 
 @pytest.mark.parametrize(("size", "requests"), [(0, 1), (1, 0), (-1, 5)])

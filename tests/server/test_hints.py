@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 
 from eval.servers import Server
 
-from .tools import PAGE, cached, floor_page, random_tokens, warm_equals_cold
+from .tools import LOGPROB_TOLERANCE, PAGE, cached, floor_page, random_tokens, warm_equals_cold
 
 pytestmark = pytest.mark.server
 
@@ -21,12 +22,71 @@ def metric(server: Server, name: str, label: str) -> float:
     return float(next(value for key, value in found.items() if key.endswith(f"={label}")))
 
 
-def chat(server: Server, messages: list[dict[str, Any]], **hints: Any) -> Any:
+def chat(
+    server: Server, messages: list[dict[str, Any]], *, tokens: int = 4, rid: str = "", **hints: Any
+) -> Any:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
-    extra = {"custom_params": {f"histate_{name}": value for name, value in hints.items()}} if hints else {}
+    extra: dict[str, Any] = {"rid": rid} if rid else {}
+    if hints:
+        extra["custom_params"] = {f"histate_{name}": value for name, value in hints.items()}
     return client.chat.completions.create(
-        model="histate-demo", messages=messages, max_tokens=4, temperature=0, extra_body=extra
+        model="histate-demo",
+        messages=messages,
+        max_tokens=tokens,
+        temperature=0,
+        logprobs=True,
+        extra_body=extra,
     )
+
+
+def reused(answer: Any) -> int:
+    details = answer.usage.prompt_tokens_details
+    return 0 if details is None else int(details.cached_tokens or 0)
+
+
+def same_as_cold(server: Server, messages: list[dict[str, Any]], warm: Any) -> None:
+    """Compare `warm` with a run after a flush."""
+    server.flush()
+    cold = chat(server, messages, tokens=warm.usage.completion_tokens)
+    assert reused(cold) == 0 < reused(warm)
+    first, second = (answer.choices[0].logprobs.content for answer in (warm, cold))
+    assert [one.token for one in first] == [one.token for one in second]
+    assert max(abs(a.logprob - b.logprob) for a, b in zip(first, second, strict=True)) <= LOGPROB_TOLERANCE
+
+
+def said(*what: str) -> list[dict[str, Any]]:
+    """A conversation: system prompt, question, answer, question, ..."""
+    roles = ("system", *("user", "assistant") * len(what))
+    return [{"role": role, "content": content} for role, content in zip(roles, what, strict=False)]
+
+
+def words(name: str, count: int) -> str:
+    """About `count` bytes that no other name shares."""
+    return (
+        f"{name}: " + bytes(random_tokens(count, name)).decode("latin-1").encode("ascii", "replace").decode()
+    )
+
+
+def on_device(server: Server, rid: str) -> int:
+    """Return how many tokens of the KV of a session are on the device, from its beginning on."""
+    server.settle()
+    (found,) = json.loads(server.get("/histate/activity"))["ranks"]
+    (line,) = [one for one in found["sessions"] if one["rid"] == rid]
+    end = 0
+    for run in line["kv"]:
+        if "device" not in run["tiers"]:
+            break
+        end = run["end"]
+    return end
+
+
+def press(server: Server, name: str, tokens: int) -> None:
+    """Ask for so much that as many tokens have to leave the device."""
+    device = server.status()["tiers"]["device"]["kv"]
+    left = device["total"] - device["used"] + tokens
+    while left > 0:
+        server.generate(random_tokens(min(left, 6000), f"{name} {left}"), 1)
+        left -= 6000
 
 
 def conversation(last: str) -> list[dict[str, Any]]:
@@ -79,3 +139,72 @@ def test_a_session_that_is_over_makes_room_for_the_others(main: Server) -> None:
     main.settle()
     assert metric(main, "hints_total", "done") == done + 1
     assert main.status()["counters"]["output_end_checkpoints_total"] <= written + 1
+
+
+def test_a_session_that_another_request_ends_goes_first(main: Server) -> None:
+    counted = metric(main, "hints_total", "end_sessions")
+    wrong = metric(main, "hints_ignored_total", "unknown_session")
+    chat(main, said(words("early", 3000), "Begin."), rid="early")
+    chat(main, said(words("sub", 3000), "Begin."), rid="sub", session="sub")
+    chat(main, said("", "Bye."), end_sessions=["sub"])
+    press(main, "room", 512)
+    assert on_device(main, "sub") < 2000 and on_device(main, "early") > 2900, (
+        "the earlier one would have gone"
+    )
+    chat(main, said("", "Bye."), end_sessions=["sub", "nobody"])
+    main.settle()
+    assert metric(main, "hints_total", "end_sessions") == counted + 2
+    assert metric(main, "hints_ignored_total", "unknown_session") == wrong + 2
+
+
+def test_compaction_resumes_where_system_and_tools_end(main: Server) -> None:
+    system, context = words("tools", 1500), words("context", 1500)
+    chat(main, said(system, context), session="long", rid="first")
+    long = said(system, context, "I see.", words("more", 600))
+    chat(main, long, session="long", about_to="compact", rid="long")
+    chat(main, said(words("bystander", 1000), "Begin."), rid="bystander")
+    whole = on_device(main, "long")
+    press(main, "compacted", 1024)
+    left = on_device(main, "long")
+    assert whole > 3500 and 1500 <= left < whole - 1000, "the old context is the first to go, its head stays"
+    assert on_device(main, "bystander") > 900
+    summary = said(system, words("summary", 300))
+    warm = chat(main, summary)
+    assert 1500 // PAGE * PAGE <= reused(warm) < 1500 + 2 * PAGE
+    same_as_cold(main, summary, warm)
+
+
+def test_all_forks_of_a_session_resume_at_its_end(main: Server) -> None:
+    parent = said(words("parent", 1500), words("task", 700))
+    first = chat(main, parent, tokens=80, rid="parent", session="parent", about_to={"fork": 3})
+    for count in range(3):
+        chat(main, said(words(f"other {count}", 1000), "Begin."), rid=f"other {count}")
+    press(main, "others", 1024)
+    answer = first.choices[0].message.content
+    end = first.usage.prompt_tokens
+    assert on_device(main, "parent") >= floor_page(end), "kept"
+    assert on_device(main, "other 0") < 900, "though it came later"
+    for count in range(3):
+        fork = [
+            *parent,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": f"Part {count}"},
+        ]
+        warm = chat(main, fork)
+        assert reused(warm) >= floor_page(end) - PAGE
+    same_as_cold(main, fork, warm)
+
+
+def test_names_of_sessions_that_are_no_names(main: Server) -> None:
+    names = ("wrong_type", "out_of_range", "too_many_sessions", "unknown_session")
+    before = [metric(main, "hints_ignored_total", name) for name in names]
+    many = [f"s{count}" for count in range(20)]
+    answer = chat(
+        main, said("", "?"), session=5, end_sessions=many, keep_sessions=["x" * 500], about_to="dance"
+    )
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    main.settle()
+    counted = [
+        metric(main, "hints_ignored_total", name) - count for name, count in zip(names, before, strict=True)
+    ]
+    assert counted == [1, 2, 1, 16]
