@@ -317,6 +317,7 @@ def test_what_the_tree_has_lost_is_no_session(rank: Rank) -> None:
     turn(rank, tokens((1, 512)), session="lost")
     rank.tier.reset()
     rank.engine.cache.reset()
+    assert len(rank.tier._hinted._ends) == 0
     begin(rank, tokens((7, 10)), end_sessions=["lost"])
     turn(rank, tokens((2, 512)), session="lost")
     rank.engine.evict_kv(512)
@@ -338,6 +339,13 @@ def test_where_another_session_ended_is_not_ended_with_it(rank: Rank) -> None:
     turn(rank, tokens((1, 512)), session="other")
     begin(rank, tokens((7, 10)), end_sessions=["other"])
     assert tree.last_used(first.id, 512) > 0, "it brought nothing, and the parent ended there too"
+    turn(rank, tokens((2, 512)), session="one")
+    turn(rank, tokens((2, 512)), session="two")
+    (end,) = [node for node in rank.engine.nodes() if not node.children and node is not last]
+    begin(rank, tokens((7, 10)), end_sessions=["one"])
+    assert tree.last_used(end.id, len(end.key)) > 0, "the second one ended there too"
+    begin(rank, tokens((7, 10)), end_sessions=["two"])
+    assert tree.last_used(end.id, len(end.key)) == 0
 
 
 def test_any_later_request_can_keep_a_session(rank: Rank) -> None:
