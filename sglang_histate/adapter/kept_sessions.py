@@ -67,11 +67,6 @@ class KeptSessions:
         """Return whether there is a checkpoint at `position`, which lies at or before the end of `node`."""
         return self._last_before(node, position) == position
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that count towards the share."""
-        return self._retention.bytes
-
     def clear(self) -> None:
         """The tree is empty."""
         self._retention.clear()

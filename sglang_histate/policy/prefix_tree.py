@@ -211,10 +211,7 @@ class PrefixTree:
             above = above.parent
 
     def keep(self, node: int, offset: int, until: int) -> None:
-        """Let the checkpoint `offset` tokens into the node rank as if used at `until`, which may lie ahead; nothing without one.
-
-        It replaces what was said before: 0 ends it.
-        """
+        """Let the checkpoint at `offset` rank as if used at `until`, which may lie ahead, 0: not kept any more; nothing without one."""
         checkpoint = self._inner(node).checkpoint_at(offset)
         if checkpoint is not None:
             before = checkpoint.accessed
@@ -372,10 +369,10 @@ class PrefixTree:
 
     def _forget_uses(self, node: Node, offset: int) -> None:
         """Forget who used the node, but not what lies before `offset`."""
-        before = node.used_to(offset) if offset > 0 else 0
         held = [entry for entry in node.read_to or () if entry[0] < offset]
-        node.read_to = ([*held, (offset, before)] if before else held) or None
-        node.read_to_end = 0
+        if offset > 0 and (before := node.used_to(offset)):
+            held.append((offset, before))
+        node.read_to_end, node.read_to = 0, held or None
         for checkpoint in node.checkpoints:
             if checkpoint.offset > offset:
                 checkpoint.accessed = 0

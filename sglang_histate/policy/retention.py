@@ -106,7 +106,8 @@ class Retention:
                 continue
             if other[1] == owner and (owner is not None or other[0] == place):
                 dropped += [(other[0], position) for position in one.positions]
-                until = until if owner is not None else max(until, one.until)
+                if owner is None and one.until > until:
+                    until, forks = one.until, one.forks
                 continue
             kept[other] = replace(one, below=name) if other[0] == place or other[0] in above else one
         kept[name] = _Kept(until, token_bytes, state_bytes, positions, forks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from sglang_histate.adapter.hints import MOST_PLACES, MOST_SESSIONS, NONE, Hint,
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.policy.journal import Journal
-from sglang_histate.policy.retention import FORK_REQUESTS, SLEEP_REQUESTS
+from sglang_histate.policy.retention import FORK_REQUESTS, MOST_KEPT, SLEEP_REQUESTS
+from sglang_histate.policy.session_ends import MOST_SESSIONS as MOST_REMEMBERED
 
 from .conftest import GPU
 from .engine import PAGE, request, tokens
@@ -221,7 +223,7 @@ def test_a_session_that_is_kept_in_each_turn_pays_for_each_checkpoint(rank: Rank
         rank.tier.published(req)
         rank.tier.finished(req)
         rank.drain()
-    assert rank.tier._hinted._kept.size_bytes == 3 * 100 + 1024 * 64 + 100
+    assert rank.tier._hinted._kept._retention.bytes == 3 * 100 + 1024 * 64 + 100
 
 
 def test_a_session_to_keep_goes_last(rank: Rank) -> None:
@@ -236,7 +238,7 @@ def test_more_than_the_share_is_not_kept_and_said_so(rank: Rank) -> None:
     assert rank.counters.hints_ignored[Ignored.KEPT_ENOUGH] == 1, "each takes 512 x 64 + 100 bytes of 100,000"
     rank.tier.reset()
     rank.engine.cache.reset()
-    assert rank.tier._hinted._kept.size_bytes == 0
+    assert rank.tier._hinted._kept._retention.bytes == 0
 
 
 def begin(rank: Rank, ids: array, **given: Any) -> Any:
@@ -367,7 +369,7 @@ def test_a_session_that_is_about_to_sleep_goes_last(rank: Rank) -> None:
 def test_a_new_keep_of_a_session_replaces_the_former(rank: Rank) -> None:
     turn(rank, tokens((1, 512)), session="me", keep_requests=800)
     turn(rank, tokens((2, 512)), session="me", keep_requests=5)
-    assert rank.tier._hinted._kept.size_bytes == 512 * 64 + 100
+    assert rank.tier._hinted._kept._retention.bytes == 512 * 64 + 100
     assert ranked(rank) == [head(1), head(2)], "the former ranks by its use again"
     turn(rank, tokens((3, 512)), keep_requests=300)
     turn(rank, tokens((3, 1024)), session="me", keep_requests=800)
@@ -396,11 +398,11 @@ def test_forks_are_expected_until_they_came(rank: Rank) -> None:
     latest = rank.engine.ranking.device_kv.ranked()[-1].last_access
     assert latest == rank.engine.ranking.clock - 1 + 2 * FORK_REQUESTS
     for seed in (21, 22):
-        assert rank.tier._hinted._kept.size_bytes > 0, "not all came"
+        assert rank.tier._hinted._kept._retention.bytes > 0, "not all came"
         begin(rank, tokens((7, 200)))
         begin(rank, tokens((1, 256), (seed, 300)))
         begin(rank, ids + tokens((seed, 300)))
-    assert rank.tier._hinted._kept.size_bytes == 0
+    assert rank.tier._hinted._kept._retention.bytes == 0
     turn(rank, tokens((2, 512), (4, 64)))
     assert ranked(rank) == [head(1), head(2)], "used last by the second fork"
     assert rank.counters.hints[Hint.FORK] == 1 and not ignored(rank)
@@ -418,16 +420,16 @@ def test_both_ends_that_forks_go_on_from_are_kept(rank: Rank) -> None:
         512: until,
         768: until,
     }
-    assert rank.tier._hinted._kept.size_bytes == 768 * 64 + 2 * 100
+    assert rank.tier._hinted._kept._retention.bytes == 768 * 64 + 2 * 100
 
 
 def test_forks_are_of_their_tenant(rank: Rank) -> None:
     ids = tokens((1, 512))
     turn(rank, ids, salt="one", about_to={"fork": 1})
     begin(rank, ids + tokens((2, 300)), salt="two")
-    assert rank.tier._hinted._kept.size_bytes > 0
+    assert rank.tier._hinted._kept._retention.bytes > 0
     begin(rank, ids + tokens((2, 300)), salt="one")
-    assert rank.tier._hinted._kept.size_bytes == 0
+    assert rank.tier._hinted._kept._retention.bytes == 0
 
 
 def conversation(first: int, *, length: int = 704) -> array:
@@ -459,7 +461,7 @@ def test_a_name_gets_its_session_a_checkpoint_for_the_day_of_compaction(rank: Ra
     longer = ids + tokens((5, 512))
     turn(rank, longer, session="long", keep_requests=50)
     turn(rank, longer + tokens((6, 320)), session="long", about_to="compact")
-    assert not ignored(rank) and rank.tier._hinted._kept.size_bytes == 0
+    assert not ignored(rank) and rank.tier._hinted._kept._retention.bytes == 0
     tree = rank.engine.ranking.tree
     used = [tree.last_used(node.id, len(node.key)) for node in rank.engine.nodes()]
     assert used == [0] * len(used), "no node ends with the head"
@@ -503,3 +505,14 @@ def test_what_hints_do_is_in_the_policy_log() -> None:
     without = [event for event in events if event[0] not in ("keep", "forsake")]
     assert replay(without).different, "they decided something"
     rank.store.close()
+
+
+def test_the_docs_name_every_hint_and_reason() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page, metrics = (docs / "hints.md").read_text(), (docs / "metrics.md").read_text()
+    assert all(f"`{reason.value}`" in page for reason in Ignored)
+    assert all(f"`{hint.value}`" in metrics for hint in Hint)
+    words = {hint.value for hint in Hint if not hint.value.startswith("about_to")} | {"about_to"}
+    assert all(f"`histate_{word}`" in page for word in words)
+    numbers = f"for {SLEEP_REQUESTS} requests", f"for {FORK_REQUESTS} requests each", f"{MOST_KEPT} at most"
+    assert all(number in page for number in (*numbers, f"last {MOST_REMEMBERED:,} sessions"))

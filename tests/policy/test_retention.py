@@ -47,6 +47,8 @@ def test_a_session_without_a_name_is_kept_for_the_longest_that_was_asked() -> No
     assert keep(retention, "a", 60, 0, 500) == 500
     assert keep(retention, "a", 60, 0, 1) == 500 == retention.until("a", 10)
     assert keep(retention, "b", 60, 2, 10) is None
+    keep(retention, "a", 60, 2, 5, forks=Forks(10, b"key", 1))
+    assert retention.began(3, lambda position, key: True) == ()
 
 
 def test_a_session_with_a_name_is_kept_once() -> None:
