@@ -1,7 +1,7 @@
 """``python -m eval.journal LOG``: does the policy give the answers again that it gave on a server?
 
 Reads what a server wrote with ``--histate-policy-log``, feeds it to the same policy code in a process without a
-server, and compares every victim, interval, learned plan and pressure. Exit status 0: all equal; 1: an answer differs; 2: the log
+server, and compares every victim, interval, learned plan, tier and pressure. Exit status 0: all equal; 1: an answer differs; 2: the log
 cannot be read.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from eval.arguments import with_examples
 from eval.progress import each
+from sglang_histate.policy.history_tier import historical_tier
 from sglang_histate.policy.hit_prior import HitPrior
 from sglang_histate.policy.interval import DEFAULT_INTERVALS, IntervalPolicy
 from sglang_histate.policy.journal import Event, written
@@ -42,6 +43,7 @@ class Outcome:
     victims: int = 0
     intervals: int = 0
     plans: int = 0
+    tiers: int = 0
     pressures: int = 0
     different: list[str] = field(default_factory=list)
 
@@ -138,6 +140,13 @@ class Replay:
         answer = list(plan_segment(self._hits, start, end, price, given, expected))
         self._compare("plan", recorded, answer)
 
+    def _tier(
+        self, host: float, ssd: float, worth: float, is_end: bool, refused: bool, recorded: int | None
+    ) -> None:
+        self.outcome.tiers += 1
+        answer = historical_tier(host, ssd, worth, is_end=is_end, refused=refused)
+        self._compare("tier", recorded, None if answer is None else int(answer))
+
     def _victim(self, pool: str, refused: list[Any], recorded: list[Any] | None) -> None:
         self.outcome.victims += 1
         there = list(refused)
@@ -179,6 +188,7 @@ EVENTS: dict[str, Callable[..., None]] = {
     "seen": Replay._seen,
     "left at": Replay._left_at,
     "plan": Replay._plan,
+    "tier": Replay._tier,
     "victim": Replay._victim,
 }
 
@@ -228,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
         print(sentence)
     print(
         f"{outcome.events} events: {outcome.victims} victims, {outcome.intervals} intervals, {outcome.plans} plans, "
-        f"{outcome.pressures} pressures; {len(outcome.different)} differ"
+        f"{outcome.tiers} tiers, {outcome.pressures} pressures; {len(outcome.different)} differ"
     )
     return 1 if outcome.different else 0
 

@@ -27,6 +27,13 @@ class ConfigError(ValueError):
     """A flag has a value that HiState cannot serve with. The message is one sentence that names the flag."""
 
 
+class History(StrEnum):
+    """Where checkpoints inside prompts go."""
+
+    SSD = "ssd"
+    CHEAPEST = "cheapest"  # to the SSD or the host, by price
+
+
 class CheckpointDtype(StrEnum):
     """How the SSD holds a checkpoint's temporal states. Device and host always hold them as the model does."""
 
@@ -63,6 +70,8 @@ class HiStateConfig:
     static_split: bool = False
     # 1 GiB holds 20 in-flight fp32 checkpoints of Qwen3.5-9B: one 8K chunk at interval 1024 needs 8, reads need the rest.
     inflight_bytes: int = 1 << 30
+    # What is on the SSD survives a restart and costs KV no room; which is better by how much, docs/results/beyond.md says.
+    history: History = History.SSD
     # Tokens. Without a longer --chunked-prefill-size it would only make steps shorter, and that length is not ours to change.
     step_tail_tokens: int = 0
     # A restore that is not bit for bit gives other answers than a computed prefix would, so it is never the default.
@@ -109,6 +118,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "histate_host_size": "auto",
     "histate_static_split": False,
     "histate_inflight_size": "1GiB",
+    "histate_history": "ssd",
     "histate_step_tail": 0,
     "histate_checkpoint_dtype": "native",
     "histate_read_threads": 4,
@@ -299,6 +309,7 @@ def config_from_flags(given: Mapping[str, Any]) -> HiStateConfig:
         host_size_bytes=_host_size(flags, min(ssd_size_bytes, inflight_bytes)),
         static_split=bool(flags["histate_static_split"]),
         inflight_bytes=inflight_bytes,
+        history=_checked_choice(flags, "histate_history", History),
         step_tail_tokens=_step_tail(flags),
         checkpoint_dtype=_checked_choice(flags, "histate_checkpoint_dtype", CheckpointDtype),
         read_threads=_checked_count(flags, "histate_read_threads", 1, 64),
@@ -321,6 +332,7 @@ def describe(config: HiStateConfig) -> dict[str, Any]:
     values["interval"] = config.interval_text
     values["eviction"] = config.eviction.value
     values["checkpoint_dtype"] = config.checkpoint_dtype.value
+    values["history"] = config.history.value
     values["intervals"] = list(config.interval.supported)
     for name in ("interval_text", "intervals_are_default"):
         values.pop(name)

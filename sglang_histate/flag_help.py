@@ -44,6 +44,11 @@ FLAG_HELP: dict[str, str] = {
         "Pinned host memory per rank for checkpoints on their way to or from the SSD. When it is full, interior "
         "captures are dropped (and counted), never waited for."
     ),
+    "histate_history": (
+        "Where checkpoints inside prompts go: 'ssd' always to the SSD, 'cheapest' to the host where their bytes cost less than "
+        "there, or where the SSD does not take them (write limits, a disk that fails) and they save more than the host's room "
+        "costs. What only the host has is lost when it is evicted there."
+    ),
     "histate_step_tail": (
         "Keep so many of the --chunked-prefill-size tokens of a step for prompts that end with them, so that the few tokens below "
         "a checkpoint do not cost a second step: 2048 of 10240 leave 8192 for any prompt. A multiple of 64, 0 for none."

@@ -13,6 +13,7 @@ from sglang_histate.config import (
     CheckpointDtype,
     ConfigError,
     HiStateConfig,
+    History,
     config_from_flags,
     describe,
     flag_name,
@@ -38,6 +39,7 @@ def test_defaults_are_the_same_as_typed_and_as_validated() -> None:
     assert FLAG_DEFAULTS["histate_static_split"] is config.static_split is False
     assert FLAG_DEFAULTS["histate_host_size"] == "auto" and config.host_size_bytes is None
     assert FLAG_DEFAULTS["histate_checkpoint_dtype"] == config.checkpoint_dtype == "native"
+    assert FLAG_DEFAULTS["histate_history"] == config.history == "ssd"
     assert FLAG_DEFAULTS["histate_read_threads"] == config.read_threads
     assert FLAG_DEFAULTS["histate_explain_requests"] == config.explain_requests
     assert parse_size(FLAG_DEFAULTS["histate_ssd_write_rate"]) == config.write_rate
@@ -80,6 +82,7 @@ def test_the_config_cannot_be_changed() -> None:
         ({"histate_ssd_daily_writes": "4TiB"}, "daily_writes", 4 << 40),
         ({"histate_write_queue_age": "0.5"}, "write_queue_age_s", 0.5),
         ({"histate_min_gain": "1"}, "min_gain_tokens", 1),
+        ({"histate_history": "cheapest"}, "history", History.CHEAPEST),
         ({"histate_step_tail": "2048"}, "step_tail_tokens", 2048),
         ({"histate_verify_rate": "0.01"}, "verify_rate", 0.01),
         ({"histate_shutdown_time": "0"}, "shutdown_s", 0),
@@ -142,6 +145,7 @@ def test_intervals(flags, supported, default) -> None:
         ({"histate_write_queue_age": "soon"}, "--histate-write-queue-age"),
         ({"histate_min_gain": "0"}, "--histate-min-gain"),
         ({"histate_min_gain": "1.5"}, "--histate-min-gain"),
+        ({"histate_history": "host"}, "--histate-history"),
         ({"histate_step_tail": "-64"}, "--histate-step-tail"),
         ({"histate_step_tail": "100"}, "--histate-step-tail"),
         ({"histate_step_tail": "half"}, "--histate-step-tail"),

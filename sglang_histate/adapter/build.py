@@ -29,7 +29,9 @@ from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.flags import config_of
 from sglang_histate.adapter.full_component import HiStateFullComponent
 from sglang_histate.adapter.hinted import HintedSessions
+from sglang_histate.adapter.history import HistoryTier
 from sglang_histate.adapter.host_budget import HostBudget, Ranks, host_budget
+from sglang_histate.adapter.host_history import HostHistory
 from sglang_histate.adapter.host_slots import HostSlots
 from sglang_histate.adapter.host_stack import use_arena
 from sglang_histate.adapter.identity import store_identity
@@ -54,7 +56,7 @@ from sglang_histate.adapter.state_layout import StateLayout
 from sglang_histate.adapter.tier import SsdTier
 from sglang_histate.adapter.trust import Trust
 from sglang_histate.adapter.verification import Verification
-from sglang_histate.config import CheckpointDtype, HiStateConfig, describe
+from sglang_histate.config import CheckpointDtype, HiStateConfig, History, describe
 from sglang_histate.copy import Chosen, choose_engine
 from sglang_histate.copy.packing import Packing, choose_packing
 from sglang_histate.copy.staging import ring_bytes
@@ -208,6 +210,17 @@ def _start_tier(
         page_size=page_size,
         grid=grid,
     )
+    history = None
+    if config.history is History.CHEAPEST:
+        cache.components[ComponentType.MAMBA].keeps_host_only = True
+        history = HistoryTier(
+            ranking,
+            store,
+            kv_face.arena,
+            state_bytes=layout.image_bytes,
+            stored_bytes=layout.stored_bytes,
+            journal=journal,
+        )
     cache.tier = SsdTier(
         store=store,
         planner=CapturePlanner(
@@ -227,6 +240,7 @@ def _start_tier(
             counters=counters,
             absences=ranking.absences,
             hinted=hinted,
+            history=history,
             places=None if template.structure is None else PromptPlaces(template.structure, grid, journal),
             journal=journal,
         ),
@@ -258,6 +272,7 @@ def _start_tier(
             counters=counters,
         ),
         final_states=FinalStates(cache, store, slots),
+        history=HostHistory(cache, store, slots, counters),
         kv_spill=KvSpill(cache, ranking, store, kv_face, counters),
         verification=Verification(
             rate=config.verify_rate,

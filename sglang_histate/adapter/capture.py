@@ -21,7 +21,9 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.request_state import RequestState
 from sglang_histate.adapter.state_layout import RecordViews, StateLayout
 from sglang_histate.copy.ordering import Mark, Rule
+from sglang_histate.policy.history_tier import TierReason
 from sglang_histate.policy.interval import STEP_TOKENS
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.store import NO_NAMESPACE, Record
 
 
@@ -35,6 +37,8 @@ class CaptureRow:
     key: bytes
     record: Record
     state: RequestState | None = None  # of the request that computes it
+    tier: Tier = Tier.SSD
+    reason: TierReason = TierReason.FLAG
 
     @property
     def namespace(self) -> bytes:

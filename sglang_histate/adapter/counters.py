@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from sglang_histate.adapter.hints import Hint, Ignored
+from sglang_histate.policy.history_tier import CHOICES
 from sglang_histate.store import Distribution
 
 
@@ -13,6 +14,9 @@ class Drop(Enum):
 
     NO_RECORD = "no_inflight_buffer"
     REFUSED = "ssd_refused"
+    HOST_PRICE = "ssd_refused_host_too_dear"  # and it saves less than its place on the host costs
+    NO_HOST_PLACE = "ssd_refused_no_place_on_host"  # there is no room, or no KV that it restores
+    NOT_COPIED = "not_copied_to_host"  # the copy failed, or its state is not finite
     ABORTED = "request_aborted"
     MISALIGNED = "chunk_not_on_grid"
     CACHE_RESET = "cache_reset"
@@ -97,6 +101,7 @@ class Counters:
         self.hit_kv_tokens = dict.fromkeys(HitTier, 0)
         self.internal_hits = 0
         self.output_ends = 0
+        self.historical = dict.fromkeys(CHOICES, 0)  # by tier and reason
         self.recomputed = dict.fromkeys(Why, 0)
         self.kv_spilled_pages = 0
         self.kv_spills_refused = 0
@@ -138,6 +143,9 @@ class Counters:
             "checkpoints_captured_total": self.captured,
             "checkpoints_already_stored_total": self.already_stored,
             "output_end_checkpoints_total": self.output_ends,
+            "historical_checkpoints_total": {
+                f"{tier.name.lower()} {reason.value}": n for (tier, reason), n in self.historical.items()
+            },
             "capture_forwards_total": self.forwards,
             "ssd_fault_ins_total": self.fault_ins,
             "ssd_restored_requests_total": self.restored_requests,

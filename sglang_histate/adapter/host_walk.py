@@ -7,6 +7,7 @@ from typing import Any
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.base import EvictLayer
 
+from sglang_histate.adapter.counters import Why
 from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.units import Kind, Unit
@@ -52,6 +53,7 @@ class HostWalk:
             self._ranking.evicted(unit, Tier.HOST)
             if unit.kind is Kind.INTERMEDIATE:
                 assert unit.checkpoint is not None
+                self._note_lost(unit.checkpoint)
                 self._drop_state(self._core.node_by_id(unit.checkpoint[0]))
             else:
                 self._drop_bundle(unit)
@@ -60,6 +62,13 @@ class HostWalk:
         return self._ranking.host_pages(
             kv_tokens=self._tracker[ComponentType.FULL], states=self._tracker[ComponentType.MAMBA]
         )
+
+    def _note_lost(self, place: tuple[Any, int]) -> None:
+        """A checkpoint that only the host has is about to go: who asks for it is told why it is not there."""
+        key = self._ranking.ssd.marks.known_at(*place)
+        elsewhere = any(self._ranking.has_checkpoint(place, tier) for tier in (Tier.DEVICE, Tier.SSD))
+        if key is not None and not elsewhere:
+            self._ranking.absences.note(key, Why.EVICTED)
 
     def _drop_state(self, node: Any) -> None:
         self._core.drop_state(node, EvictLayer.HOST, self._tracker, *self._frees)

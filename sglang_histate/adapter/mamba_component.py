@@ -1,7 +1,7 @@
 """Recurrent states in the radix tree under HiState: they live on the device and on the SSD, not in host backups.
 
 Stock HiCache copies every state to host memory with its KV. HiState captures states straight into SSD records, so a
-backup would only fill host memory. A state reaches the host side of the tree in one way: attached after a read.
+backup would only fill host memory. A state reaches the host side of the tree in one way: attached after a copy from a record.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sglang_histate.adapter.ranked_eviction import RankedEviction
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.queue import EvictionQueue
 
 
 class HiStateMambaComponent(RankedEviction, MambaComponent):
     """`MambaComponent` without host backups, and with the branch point handed to the capture plan."""
+
+    # Whether a state that the SSD does not have stays on the host while the device has it too.
+    keeps_host_only = False
 
     def device_queue(self) -> EvictionQueue:
         assert self.ranking is not None
@@ -98,11 +102,15 @@ class HiStateMambaComponent(RankedEviction, MambaComponent):
     def drop_loaded_host_state(self, node_id: Any) -> None:
         """Free the host copy of a state that is on the device now, unless a waiting request has pinned it.
 
-        The SSD still has it, and the host LRU does not list states that are also on the device.
+        As a rule the SSD still has it, and the host LRU does not list states that are also on the device.
         """
         node = self.tree_core.node_by_id(node_id)
         data = node.component_data[self.component_type]
         if data.value is None or data.host_value is None or data.host_lock_ref > 0:
+            return
+        assert self.ranking is not None
+        place = node.id, len(node.key)
+        if self.keeps_host_only and not self.ranking.has_checkpoint(place, Tier.SSD):
             return
         slot, data.host_value = data.host_value, None
         self.free_host_slot(slot)

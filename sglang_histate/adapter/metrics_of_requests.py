@@ -29,6 +29,11 @@ def _evictions(figures: Figures) -> Values:
     }
 
 
+def _historical(figures: Figures) -> Values:
+    counts = figures.counters.historical
+    return {(tier.name.lower(), reason.value): count for (tier, reason), count in counts.items()}
+
+
 HITS = (
     counter(
         "requests",
@@ -100,6 +105,13 @@ CHECKPOINTS = (
     ),
     counter(
         "output_end_checkpoints", "Ends of outputs that were copied", lambda f: one(f.counters.output_ends)
+    ),
+    counter(
+        "historical_checkpoints",
+        "Checkpoints of prompts, by the tier that they went to and why",
+        _historical,
+        "tier",
+        "reason",
     ),
     counter(
         "checkpoints_dropped",

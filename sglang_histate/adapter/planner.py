@@ -2,7 +2,7 @@
 
 The interval is chosen once per request over its whole remaining prompt; each chunk then takes the positions that fall
 into it. The bytes that a plan may hold in flight are bounded here, by acquiring the records before the forward pass:
-what does not fit is dropped and counted, so that nothing later ever waits for memory. What the SSD would refuse is not
+what does not fit is dropped and counted, so that nothing later ever waits for memory. What no tier would take is not
 captured either.
 """
 
@@ -17,6 +17,7 @@ from sglang_histate.adapter.capture import CaptureRow, ForwardCapture
 from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.hinted import HintedSessions
+from sglang_histate.adapter.history import Claimed, HistoryTier
 from sglang_histate.adapter.prompt_places import PromptPlaces
 from sglang_histate.adapter.request_state import RequestState, state_of
 from sglang_histate.adapter.state_layout import StateLayout
@@ -60,6 +61,11 @@ class _Wanted(NamedTuple):
     after: int | None
 
     @property
+    def is_end(self) -> bool:
+        """Whether it is the last one of its prompt, which is in the plan whatever the interval."""
+        return self.position == self.state.plan[-1]
+
+    @property
     def key(self) -> bytes:
         return self.state.keys.at(self.req.full_untruncated_fill_ids, self.position)
 
@@ -82,11 +88,13 @@ class CapturePlanner:
         absences: Absences,
         places: PromptPlaces | None = None,
         hinted: HintedSessions | None = None,
+        history: HistoryTier | None = None,
         journal: Journal | None = None,
     ) -> None:
         """`state_tokens` is N_s, one checkpoint in tokens of KV; `grid` is lcm(64, page size) in tokens.
 
-        `places`: where messages begin, for an interval that is learned; None where no chat template tells.
+        `places`: where messages begin, for an interval that is learned; None where no chat template tells. `history` chooses
+        the tier; None: everything goes to the SSD.
         """
         self._interval = interval
         self._state_tokens = state_tokens
@@ -94,6 +102,7 @@ class CapturePlanner:
         self.prior = HitPrior() if journal is None else journal.hit_prior()
         self.places = places
         self._hinted = hinted
+        self._history = history
         self._page_size = page_size
         self._grid = grid
         self._layout = layout
@@ -124,24 +133,41 @@ class CapturePlanner:
         rows: list[CaptureRow] = []
         for one in self._fit(wanted):
             last = rows[-1].position if rows and rows[-1].batch_row == one.batch_row else 0
-            record = self._claim(one, max(one.before, last))
-            if isinstance(record, Record):
-                offset = one.position - one.req.prefix_len
-                rows.append(CaptureRow(one.batch_row, offset, one.position, one.key, record, one.state))
+            claimed = self._claim(one, max(one.before, last))
+            if isinstance(claimed, Claimed):
+                record, tier, why = claimed
+                place = one.batch_row, one.position - one.req.prefix_len, one.position
+                rows.append(CaptureRow(*place, one.key, record, one.state, tier, why))
                 one.state.kept = max(one.state.kept, one.position)
             else:
-                self._absences.refused(one.key, record)
-                refused = record not in (PutResult.NO_BUFFER, PutResult.CLOSED)
-                self._counters.drop(Drop.REFUSED if refused else Drop.NO_RECORD)
+                self._absences.refused(one.key, claimed)
+                refused = Drop.REFUSED if self._history is None else Drop.HOST_PRICE
+                in_use = claimed in (PutResult.NO_BUFFER, PutResult.CLOSED)
+                self._counters.drop(Drop.NO_RECORD if in_use else refused)
         self._counters.planned += len(rows)
         rows += more
         return ForwardCapture(rows, self._layout, self._egress) if rows else None
 
-    def _claim(self, one: _Wanted, before: int) -> Record | PutResult:
+    def _claim(self, one: _Wanted, before: int) -> Claimed | PutResult:
         """Return a record for a position, or why the SSD does not want it. `before`: the checkpoint kept before it."""
         total = len(one.req.full_untruncated_fill_ids)
         cost = cost_tokens(one.position, before, one.after, total, self._ranking.end_share())
-        return self._store.claim_record(one.key, cost / self._layout.stored_bytes)
+        if self._history is not None:
+            return self._history.claim(one.key, cost, is_end=one.is_end)
+        found = self._store.claim_record(one.key, cost / self._layout.stored_bytes)
+        return Claimed(found) if isinstance(found, Record) else found
+
+    def prices(self) -> dict[str, Any]:
+        """Return the tokens that a checkpoint has to save, for the status; by tier too where the tier is chosen by them."""
+        found: dict[str, Any] = {"capture_price_tokens": self._price()}
+        if self._history is not None:
+            host, ssd = self._history.prices()
+            found["history_price_tokens"] = {"host": host, "ssd": ssd}
+        return found
+
+    def _price(self) -> float:
+        """Return the tokens that a checkpoint has to save to be worth its place."""
+        return self._ranking.checkpoint_price() if self._history is None else self._history.price()
 
     def _positions(self, batch_row: int, req: Any, state: RequestState) -> list[_Wanted]:
         """Return the positions inside the request's next chunk that are not stored yet."""
@@ -174,7 +200,8 @@ class CapturePlanner:
         for position in chunk.capture:
             after = next(iter(plan[bisect_right(plan, position) :]), None)
             one = _Wanted(batch_row, req, state, position, before, after)
-            if self._store.lookup(one.key) is None:
+            on_host = self._history is not None and self._history.on_host(one.key)
+            if self._store.lookup(one.key) is None and not on_host:
                 fresh.append(one)
             else:
                 self._store.touch(one.key)
@@ -212,7 +239,7 @@ class CapturePlanner:
         """Return the positions of the interval that is chosen for the segment."""
         if self._interval.scarce:
             inside = self._ranking.hits_inside(start, total)
-            cost, pressure = price_of_a_hit(self._ranking.checkpoint_price(), inside), 1.0
+            cost, pressure = price_of_a_hit(self._price(), inside), 1.0
         else:
             cost, pressure = self._state_tokens, self._ranking.pressure()
         interval = self._interval.choose(total - start, cost, pressure)
@@ -233,7 +260,7 @@ class CapturePlanner:
             if places is not None:
                 places.remember(req, state, found)
         expected = [] if places is None else [(page, places.expected(kind)) for page, kind in found]
-        price = self._ranking.checkpoint_price() / grid
+        price = self._price() / grid
         kept = [at // grid for at in given]
         chosen = plan_segment(self.prior, first, end, price, kept, expected)
         if self._journal is not None:

@@ -50,6 +50,7 @@ def purge(cache: HiStateCache, namespace: bytes | None) -> dict[str, Any]:
     erasing = _erasing(tier) | {"pending": True}  # failures before this one
     ssd_entries = tier.store.purge(namespace)
     tier.verification.forget(namespace)
+    tier.history.forget(namespace)
     if cache.explanations is not None:
         cache.explanations.forget(namespace)
 

@@ -51,16 +51,21 @@ class Saving:
     def run(self) -> Saved:
         self._tier.land()
         before = self._tier.counters.kv_spilled_pages
-        units = [unit for unit in reversed(self._ranking.host.ranked()) if unit.kind is Kind.BUNDLE]
+        units = list(reversed(self._ranking.host.ranked()))
         for unit in units:
-            path = self._path(unit)
-            if unit.checkpoint is None or path is None:
+            if unit.kind is not Kind.BUNDLE or unit.checkpoint is None:
+                continue
+            path = self._path(unit.nodes[0])
+            if path is None:
                 continue
             if not self._late and not self._refused and self._save_state(unit) and self._save_kv(path):
                 self._saved.sessions += 1
                 self._keep(unit, path)
             else:
                 self._saved.left += 1
+        for unit in units:
+            if unit.kind is Kind.INTERMEDIATE:
+                self._save_historical(unit)
         while self._store.outstanding and not self._late:
             self._commit()
         self._saved.kv_pages = self._tier.counters.kv_spilled_pages - before
@@ -70,9 +75,9 @@ class Saving:
     def _late(self) -> bool:
         return time.monotonic() >= self._deadline_s
 
-    def _path(self, unit: Unit) -> list[Any] | None:
-        """Return the nodes that the unit's end needs, deepest first; None if some KV is on the device alone."""
-        node, path = self._core.node_by_id(unit.nodes[0]), []
+    def _path(self, node_id: Any) -> list[Any] | None:
+        """Return the nodes that the end of one needs, deepest first; None if some KV is on the device alone."""
+        node, path = self._core.node_by_id(node_id), []
         while node.parent is not None:
             backed = node.component_data[ComponentType.FULL].host_value is not None
             if (
@@ -82,6 +87,15 @@ class Saving:
             path.append(node.id)
             node = node.parent
         return path
+
+    def _save_historical(self, unit: Unit) -> None:
+        """Write a checkpoint inside a session that was saved, if only the host has it."""
+        assert unit.checkpoint is not None
+        if self._late or self._refused or self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD):
+            return
+        path = self._path(unit.checkpoint[0])
+        if path is not None and all(map(self._ranking.ssd.has_kv, path)) and self._save_state(unit):
+            self._keep(unit, path)
 
     def _save_state(self, unit: Unit) -> bool:
         """See to it that the SSD has the unit's checkpoint."""

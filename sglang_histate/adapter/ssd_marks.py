@@ -32,6 +32,10 @@ class SsdMarks:
         """
         return self._keys[node][offset]
 
+    def known_at(self, node: Any, offset: int) -> bytes | None:
+        """Return the key at a place, None if there is none."""
+        return self._keys.get(node, {}).get(offset)
+
     def drop(self, key: bytes) -> None:
         place = self._place.pop(key, None)
         if place is not None:

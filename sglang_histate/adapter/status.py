@@ -28,6 +28,7 @@ def cache_status(tree_cache: Any) -> dict[str, Any]:
         },
         "eviction": {
             **tree_cache.tier.ranking.as_json(),
+            **tree_cache.tier.prices(),
             # Only one rank answers; all of them run this in the same step.
             "ranks_agree": tree_cache.tier.ranks_agree(),
             "hits_expected": tree_cache.tier.hits_expected(),

@@ -20,6 +20,7 @@ from sglang_histate.adapter.counters import Counters, Drop, Why
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.hinted import HintedSessions
+from sglang_histate.adapter.host_history import HostHistory
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.planner import CapturePlanner
@@ -27,6 +28,7 @@ from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.adapter.ranks import RankAgreement, finished_count
 from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.verification import Verification
+from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.store import CheckpointStore, DropReason, EntryState, PutResult
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class SsdTier:
         output_ends: OutputEnds,
         kv_spill: KvSpill,
         final_states: FinalStates,
+        history: HostHistory,
         verification: Verification,
         hinted: HintedSessions,
         agreement: RankAgreement,
@@ -65,6 +68,7 @@ class SsdTier:
         self.output_ends = output_ends
         self.kv_spill = kv_spill
         self.final_states = final_states
+        self.history = history
         self.verification = verification
         self._hinted = hinted
         self.counters = counters
@@ -95,6 +99,10 @@ class SsdTier:
     def hits_expected(self) -> dict[str, Any] | None:
         """Return what the capture plan knows about where requests part, for the status."""
         return self._planner.hits_expected()
+
+    def prices(self) -> dict[str, Any]:
+        """Return what a checkpoint has to save to be captured, for the status."""
+        return self._planner.prices()
 
     def published(self, req: Any) -> None:
         """The tree has the request's tokens up to `req.last_node`: they are in use now, and its checkpoints have a place."""
@@ -147,7 +155,12 @@ class SsdTier:
             self._deaths_seen = self.core.deaths
             self.fault_ins.version += 1
         if not (
-            self._captures or self.output_ends or self.store.outstanding or self.kv_spill or self.fault_ins
+            self._captures
+            or self.output_ends
+            or self.store.outstanding
+            or self.kv_spill
+            or self.fault_ins
+            or self.history
         ):
             # Only the time could change something, and a step in which nothing else happens should not cost a message.
             self._quiet_steps += self.store.admission.waits_for_time or self.store.restless
@@ -186,6 +199,8 @@ class SsdTier:
                 if not end.refused:
                     self._publish(end)
                 self.final_states.take(end)
+        for row in self.history.step():
+            self._publish(row)
         self.kv_spill.finish(spills)
         self.fault_ins.pump()
         self.fault_ins.expire(-expired)
@@ -193,9 +208,13 @@ class SsdTier:
     def _take_capture(self) -> None:
         """The states of the oldest forward pass have arrived: hand them to who wanted them."""
         for row in self._captures.popleft().rows:
-            if not self.verification.captured(row):
+            if self.verification.captured(row):
+                continue
+            if row.tier is Tier.HOST:
+                self.history.take(row)
+            else:
                 self._publish(row)
-                self.counters.captured += 1
+            self.counters.captured += 1
 
     def _now(self, now_s: float) -> None:
         self.store.tick(now_s)
@@ -211,7 +230,8 @@ class SsdTier:
             cut = len(write_ok)
             committed = self.store.commit([bool(ok) for ok in flags[:cut]], [bool(ok) for ok in flags[cut:]])
             for ticket in committed.reads:
-                if not (self.final_states.complete(ticket) or self.verification.complete(ticket)):
+                others = self.final_states, self.history, self.verification
+                if not any(other.complete(ticket) for other in others):
                     self.fault_ins.complete(ticket)
 
     def bury(self) -> None:
@@ -247,6 +267,7 @@ class SsdTier:
         self.output_ends.reset()
         self.kv_spill.reset()
         self.final_states.reset()
+        self.history.reset()
         self.fault_ins.reset()
         self.verification.reset()
         self._hinted.reset()
@@ -268,6 +289,7 @@ class SsdTier:
             else:
                 # Its forward pass never ran: what lies there is not its state.
                 self._discard(self._captures.popleft())
+        self.history.forget(None)
         self.output_ends.drain()
         for end in self.output_ends.pop(len(self.output_ends)):
             if end.record is not None:
@@ -306,6 +328,8 @@ class SsdTier:
         result = self.store.put(item.key, item.position, item.record, namespace=item.namespace)
         if result is PutResult.STORED:
             self.fault_ins.version += 1
+            if isinstance(item, CaptureRow):
+                self.counters.historical[Tier.SSD, item.reason] += 1
         else:
             self.ranking.absences.refused(item.key, result)
 

@@ -13,6 +13,7 @@ always do and report it through `emit`, in the order in which it happens.
     segment, parted                                                    arguments of `HitPrior`, in pages
     seen, left at                                                      arguments of `PlacePrior.seen` and `parted`
     plan      start, end, price, given pages, (page, kind of place), answer    of `plan_segment`, in pages
+    tier      host, ssd, worth, is end, refused, answer or null               of `historical_tier`
     victim    pool, the units that could not go, answer or null        a unit is its kind, checkpoint and nodes
 """
 
@@ -93,6 +94,13 @@ class Journal:
         """Report the learned plan of a segment."""
         named = [[page, kind.value] for page, kind in places]
         self.emit(["plan", start, end, price, list(given), named, list(chosen)])
+
+    def tier(
+        self, host: float, ssd: float, worth: float, is_end: bool, refused: bool, chosen: Tier | None
+    ) -> None:
+        """Report the tier that was chosen for a historical checkpoint."""
+        answer = None if chosen is None else int(chosen)
+        self.emit(["tier", host, ssd, worth, is_end, refused, answer])
 
 
 class _Tree(PrefixTree):

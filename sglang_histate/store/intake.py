@@ -138,7 +138,7 @@ class Intake:
             return PutResult.BREAKER_OPEN
         size_bytes = self._layout.transfer_bytes(name.kind, n_pages)
         if record.claim is None:
-            claim = self._admission.claim(name, size_bytes, None)
+            claim = self._admission.claim(name, size_bytes, record.value)
             if isinstance(claim, PutResult):
                 return claim
             record.claim = claim

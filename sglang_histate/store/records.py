@@ -34,10 +34,12 @@ class Record:
     `torch.frombuffer(record.payload, ...)` shares it. `kv_pages` are the same bytes as an extent:
     ``[pages_per_extent, kv_page_bytes]``, of which a record of n pages uses the first n. Once the record was
     put, its bytes are read-only by contract: reads may be served from it. Who filled it and knows that it must never be
-    stored makes it not `sound` before that.
+    stored makes it not `sound` before that; `value` is what it is worth if it was not claimed, see `claim_record`.
     """
 
-    __slots__ = ("buffer_id", "claim", "header", "image", "kv_pages", "memory", "payload", "refs", "sound")
+    __slots__ = (
+        "buffer_id", "claim", "header", "image", "kv_pages", "memory", "payload", "refs", "sound", "value",
+    )  # fmt: skip
 
     def __init__(self, buffer_id: int, memory: Bytes, layout: RecordLayout) -> None:
         self.buffer_id = buffer_id
@@ -49,6 +51,7 @@ class Record:
         self.kv_pages = extent.reshape(layout.pages_per_extent, layout.kv_page_bytes)
         self.refs = 0
         self.sound = True
+        self.value: float | None = None  # tokens of recomputation per byte, None: any price
         self.claim: Claim | None = None  # the store's: bytes that it may cost to write this record
 
 
@@ -100,6 +103,7 @@ class RecordPool:
         assert record.refs == 0
         record.refs = 1
         record.sound = True
+        record.value = None
         return record
 
     def share(self, record: Record) -> Record:

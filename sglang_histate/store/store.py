@@ -217,8 +217,8 @@ class CheckpointStore:
         """Store the checkpoint in `record` under `key`. The record is the store's now, whatever the result.
 
         `namespace` (16 bytes) says who may use it: it is kept with the record and never looked at here. A
-        record that nothing uses gives up its slab if none is free. A record that was not claimed is worth any
-        price. Puts that the breaker refuses count towards its end.
+        record that nothing uses gives up its slab if none is free. A record that was not claimed is worth its
+        `value`. Puts that the breaker refuses count towards its end.
         """
         return self._intake.put(Key(key), at_token, record, NO_PARENT, (), namespace)
 

@@ -54,6 +54,7 @@ def test_every_flag_reaches_the_config(parser) -> None:
         "histate_intervals": "512,none",
         "histate_host_size": "3GiB",
         "histate_inflight_size": "64MiB",
+        "histate_history": "cheapest",
         "histate_step_tail": "1024",
         "histate_checkpoint_dtype": "bf16",
         "histate_read_threads": "3",

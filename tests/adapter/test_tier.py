@@ -20,6 +20,8 @@ from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.hinted import HintedSessions
 from sglang_histate.adapter.kept_sessions import KeptSessions
+from sglang_histate.adapter.history import HistoryTier
+from sglang_histate.adapter.host_history import HostHistory
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
@@ -92,6 +94,7 @@ class Rank:
         limits=None,
         kept_bytes: int = 1 << 20,
         structure: Structure | None = STRUCTURE,
+        cheapest: bool = False,
         **engine,
     ) -> None:
         self.number = number
@@ -119,6 +122,17 @@ class Rank:
             page_size=PAGE,
             grid=PAGE,
         )
+        history = None
+        if cheapest:
+            cache.components[MAMBA].keeps_host_only = True
+            history = HistoryTier(
+                self.engine.ranking,
+                self.store,
+                self.engine.arena,
+                state_bytes=layout.image_bytes,
+                stored_bytes=layout.stored_bytes,
+                journal=engine.get("journal"),
+            )
         self.tier = SsdTier(
             store=self.store,
             hinted=hinted,
@@ -134,6 +148,7 @@ class Rank:
                 counters=self.counters,
                 absences=self.engine.ranking.absences,
                 hinted=hinted,
+                history=history,
             ),
             accounting=Accounting(
                 self.store,
@@ -163,6 +178,7 @@ class Rank:
                 counters=self.counters,
             ),
             final_states=FinalStates(cache, self.store, self.engine.slots),
+            history=HostHistory(cache, self.store, self.engine.slots, self.counters),
             kv_spill=KvSpill(cache, self.engine.ranking, self.store, self.engine.host_kv, self.counters),
             verification=Verification(
                 rate=verify_rate,
@@ -203,7 +219,11 @@ class Rank:
 
     def idle(self) -> bool:
         return not (
-            self.tier._captures or self.tier.output_ends or self.tier.kv_spill or self.store.outstanding
+            self.tier._captures
+            or self.tier.output_ends
+            or self.tier.kv_spill
+            or self.tier.history
+            or self.store.outstanding
         )
 
     def drain(self) -> None:
@@ -622,6 +642,9 @@ def test_status_names_every_counter() -> None:
         "chunk_not_on_grid": 0,
         "cache_reset": 0,
         "ssd_refused": 0,
+        "ssd_refused_host_too_dear": 0,
+        "ssd_refused_no_place_on_host": 0,
+        "not_copied_to_host": 0,
         "request_aborted": 0,
     }
     assert set(found["ssd_misses_total"].values()) == {0}
