@@ -12,7 +12,7 @@ from sglang_histate.adapter.ranking import Ranking
 from sglang_histate.policy.history_tier import TierReason, historical_tier
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.prefix_nodes import Tier
-from sglang_histate.policy.scarcity import MOST_PRICE
+from sglang_histate.policy.scarcity import LEAST_WRITE_TOKENS, MOST_PRICE
 from sglang_histate.pool import HostArena
 from sglang_histate.store import CheckpointStore, PutResult, Record
 
@@ -56,8 +56,8 @@ class HistoryTier:
         return min(host, MOST_PRICE), min(self._ranking.checkpoint_price(), MOST_PRICE)
 
     def price(self) -> float:
-        """Return the same for the cheaper of the two."""
-        return min(self.prices())
+        """Return what it has to save to be captured: the price of the cheaper tier, but never less than the work it makes."""
+        return max(min(self.prices()), LEAST_WRITE_TOKENS)
 
     def on_host(self, key: bytes) -> bool:
         """Return whether the host has the checkpoint `key`."""

@@ -96,9 +96,9 @@ class OutputEnds:
             return
         record, copy, refused = None, None, False
         entry = self._store.lookup(key)
+        state = self._cache.tree_core.node_by_id(node_id).component_data[ComponentType.MAMBA]
         if entry is not None:
             self._store.touch(key)
-            state = self._cache.tree_core.node_by_id(node_id).component_data[ComponentType.MAMBA]
             if state.host_value is not None or entry.state is EntryState.LIVE:
                 return  # what is on the SSD alone is read when it is asked for
         else:
@@ -106,6 +106,11 @@ class OutputEnds:
             if record is None:
                 self._counters.drop(Drop.NO_RECORD)
                 self._cache.tree_core.ranking.absences.note(key, Why.NO_BUFFER)
+                return
+            if refused and state.host_value is not None:
+                self._store.release_record(
+                    record
+                )  # the prompt's end went there, and the answer filled no page
                 return
         lock = self._cache.inc_lock_ref(node_id).to_dec_params()
         if record is not None:

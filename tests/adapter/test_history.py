@@ -15,11 +15,10 @@ from sglang_histate.adapter import host_history
 from sglang_histate.adapter.counters import Drop, Why
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.purge import purge
-from sglang_histate.adapter.request_state import state_of
 from sglang_histate.adapter.saving import Saving
 from sglang_histate.config import CheckpointDtype
 from sglang_histate.policy.history_tier import CHOICES, TierReason
-from sglang_histate.policy.interval import parse_interval
+from sglang_histate.policy.interval import IntervalPolicy, parse_interval
 from sglang_histate.policy.journal import Journal
 from sglang_histate.policy.prefix_nodes import Tier
 from sglang_histate.policy.scarcity import LEAST_WRITE_TOKENS, MOST_PRICE, price_of_a_hit
@@ -32,6 +31,7 @@ from .engine import PAGE, request, tokens
 from .stores import fake_disk, open_store, wait_threads
 from .test_eviction import resumes_at
 from .test_kv_ssd import Bench
+from .test_restart import restarted
 from .test_tier import Agreement, Alone, Rank, run_ticks, same, together
 
 pytestmark = pytest.mark.skipif(GPU, reason="the tiny engine runs on the CPU engine's stand-in ops")
@@ -157,8 +157,7 @@ def test_what_may_not_be_written_goes_to_the_host_ends_too(encoding) -> None:
 
 def test_a_disk_that_fails_leaves_the_host() -> None:
     rank = ranked()
-    disk = fake_disk(rank.store)
-    disk.write_error = OSError(5, "test")
+    fake_disk(rank.store).write_faults.extend(["eio"] * 100)
     seed = 1
     while rank.store._roots.writable():
         serve(rank, tokens((seed, 130)))  # only an end each
@@ -213,59 +212,59 @@ def test_what_is_worth_neither_is_not_captured() -> None:
     end(rank)
 
 
-def test_the_plan_asks_for_what_the_cheaper_tier_costs() -> None:
+def test_the_plan_asks_for_what_the_cheaper_tier_costs(monkeypatch) -> None:
     rank = ranked()
     history, ranking = rank.tier._planner._history, rank.engine.ranking
-    assert ranking.checkpoint_price() == LEAST_WRITE_TOKENS and history.prices() == (0.0, LEAST_WRITE_TOKENS)
-    assert history.price() == 0.0 == rank.tier.prices()["capture_price_tokens"]
+    assert history.prices() == (0.0, ranking.checkpoint_price())
+    assert history.price() == LEAST_WRITE_TOKENS, (
+        "a place that is free is no reason to fill it with what saves nothing"
+    )
     filled = rank.engine.arena.allocate(rank.engine.arena.free_pages, Kind.KV)
-    dear(rank, Tier.HOST)
-    assert history.price() == LEAST_WRITE_TOKENS < history.prices()[0]
+    dear(rank, Tier.HOST, 1e5)
+    rank.store.admission.budget.__init__(1000, None, 1000)
+    rank.store.admission.budget.bucket.level *= 0.1
+    host, ssd = history.prices()
+    assert LEAST_WRITE_TOKENS < ssd < host and history.price() == ssd == ranking.checkpoint_price()
     assert rank.tier.prices() == {
-        "capture_price_tokens": LEAST_WRITE_TOKENS,
-        "history_price_tokens": dict(zip(("host", "ssd"), history.prices(), strict=True)),
+        "capture_price_tokens": ssd,
+        "history_price_tokens": {"host": host, "ssd": ssd},
     }
     rank.store.admission.budget.__init__(0, None, 1)
-    assert history.price() == history.prices()[0] < history.prices()[1] == MOST_PRICE
+    assert history.prices() == (host, MOST_PRICE) and history.price() == host
     asked: list[float] = []
-    interval = parse_interval("scarce")
-    rank.tier._planner._interval = interval
-    real = type(interval).choose
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr(
-        type(interval), "choose", lambda self, n, cost, p: asked.append(cost) or real(self, n, cost, p)
-    )
+    monkeypatch.setattr(IntervalPolicy, "choose", lambda self, n, cost, pressure: asked.append(cost) or 0)
+    rank.tier._planner._interval = parse_interval("scarce")
     rank.prefill(request(tokens((1, 4000))), 0, 1024)
-    monkey.undo()
-    assert asked == [price_of_a_hit(history.price(), ranking.hits_inside(0, 4000))]
+    assert asked == [price_of_a_hit(host, ranking.hits_inside(0, 4000))]
     rank.engine.arena.free(filled, Kind.KV)
-    rank.drain()
     rank.store.close()
 
 
+def test_an_answer_that_fills_no_page_is_not_copied_again() -> None:
+    rank = ranked(limits=READ_ONLY)
+    req = serve(rank, tokens((1, LONG)))
+    copies = rank.counters.output_ends
+    assert on_host(rank)[-1] == 960
+    rank.tier.output_ends.take(req)
+    assert len(rank.tier.output_ends) == 0 and rank.counters.output_ends == copies
+    end(rank)
+
+
 def test_without_kv_on_the_host_it_goes_to_the_ssd_at_its_worth() -> None:
-    rank = ranked()
-    rank.engine.cache.tree_core.is_write_through = False
-    core = rank.engine.cache.tree_core
+    rank = ranked(host_pages=4)  # less than the prompt's KV takes, so it is not backed up
     req = request(tokens((1, LONG)))
     capture = rank.prefill(req, 0, LONG)
-    worth = {row.position: row.record.value for row in capture.rows}
+    worth = [row.record.value for row in capture.rows if row.tier is Tier.HOST]
     fill(rank, capture)
     publish(rank, req)
-    rank.engine.cache.evict_host(1 << 20)
-    for node in rank.engine.nodes():
-        if node.backuped:  # what the device has too is given back by hand
-            full = core.components_by_type[ComponentType.FULL]
-            value = node.component_data[ComponentType.FULL].host_value
-            node.component_data[ComponentType.FULL].host_value = None
-            full.free_host_values([value]) if hasattr(full, "free_host_values") else None
     seen = []
     real = rank.store.admission.claim
     rank.store.admission.claim = lambda name, size, value: seen.append(value) or real(name, size, value)
     rank.drain()
     assert placed(rank) == {(Tier.SSD, TierReason.NO_HOST_PLACE): 3, (Tier.SSD, END): 1}
-    assert seen == [worth[256], worth[512], worth[768]] and all(seen)
-    rank.store.close()
+    assert on_ssd(rank) == [256, 512, 768, 960]
+    assert seen == worth and len(worth) == 3 and all(worth)
+    end(rank)
 
 
 def test_a_host_without_room_gives_its_records_back() -> None:
@@ -421,7 +420,11 @@ def test_eviction_ranks_it_and_says_why_it_is_gone() -> None:
     serve(rank, ids)
     off_device(rank)
     keys = PageKeys(PAGE, None, None)
+    tip = rank.engine.match(request(ids)).last_visited_node_id
+    assert len(on_host(rank)) == 3
+    lock = rank.engine.cache.inc_host_lock_ref(tip).to_dec_params()  # or the session's tail would go first
     rank.engine.cache.evict_host(1, MAMBA)
+    rank.engine.cache.dec_host_lock_ref(tip, lock)
     assert rank.engine.ranking.evictions["host_intermediate"] == 1 and len(on_host(rank)) == 2
     (lost,) = {256, 512, 768} - set(on_host(rank))
     assert rank.engine.ranking.absences.why(keys.at(ids, lost)) is Why.EVICTED
@@ -472,9 +475,9 @@ def test_every_choice_is_counted_from_the_start() -> None:
     rank.store.close()
 
 
-def test_two_ranks_choose_alike() -> None:
+@pytest.mark.parametrize(("limits", "reason"), [(None, CHEAPER), (READ_ONLY, REFUSED)])
+def test_two_ranks_choose_alike(limits, reason) -> None:
     agreement = Agreement(2)
-    limits = WriteLimits(bytes_per_s=1 << 16)
     ranks = [
         Rank(
             agreement,
@@ -520,7 +523,7 @@ def test_two_ranks_choose_alike() -> None:
         time.sleep(0.001)
         same([r.store.logical_state() for r in ranks])
         same([r.engine.arena.free_pages for r in ranks])
-        same([r.engine.ranking.digest for r in ranks])
+        same([r.engine.ranking.evictions for r in ranks])
         same([r.counters.historical for r in ranks])
         if step % 6 == 0 and not any(r.tier.history.copying for r in ranks):
             same([on_host(r) for r in ranks])
@@ -531,47 +534,47 @@ def test_two_ranks_choose_alike() -> None:
             wait_threads(r.store)
         together([r.tier.tick for r in ranks])
     found = ranks[0].counters.historical
-    assert found[Tier.HOST, CHEAPER] > 5 and found[Tier.HOST, REFUSED] > 5 and found[Tier.SSD, END] > 5, found
+    assert found[Tier.HOST, reason] > 5 and (found[Tier.SSD, END] > 5) == (limits is None), found
     for r in ranks:
         r.check_idle()
         r.store.close()
 
 
-def test_kv_that_goes_to_the_ssd_takes_the_session_along_and_not_what_only_the_host_has() -> None:
-    bench = Bench(cheapest=True)
-    ids = tokens((1, 8 * PAGE))
+def kept(bench: Bench, ids: array) -> None:
+    """A session over 512 tokens whose end is on the SSD and whose checkpoint after 256 only the host has."""
     bench.visit(ids)
-    middle = request(ids)
-    state_of(middle, PAGE).keys.at(ids, 4 * PAGE)
-    fill(bench, bench.prefill(middle, 0, 8 * PAGE))
-    publish(bench, middle)
+    req = request(ids)
+    fill(bench, bench.prefill(req, 0, len(ids)))
+    publish(bench, req)
     bench.drain()
-    assert 4 * PAGE in on_host(bench)
+    assert 256 in on_host(bench) and bench.store.lookup(PageKeys(PAGE, None, None).at(ids, 256)) is None
     bench.off_device()
+
+
+def test_kv_that_leaves_the_host_for_the_ssd_takes_its_end_along_and_not_what_only_the_host_has() -> None:
+    bench = Bench(cheapest=True)
+    ids = tokens((1, 512))
+    kept(bench, ids)
     for seed in range(20, 40):
         bench.visit(tokens((seed, 512)))
         bench.off_device()
         bench.settle()
-    assert 4 * PAGE not in [at for at in on_host(bench) if bench.engine.host_states.held == 0]
-    assert bench.ask(ids) == 8 * PAGE, "its end is on the SSD, and so is its KV"
+    assert bench.match(ids).full_kv_hit_length == 0, "all of its KV has left the host"
+    assert bench.ask(ids[:300]) == 0, "nothing on the SSD restores that"
+    assert bench.ask(ids) == 512
     bench.engine.check()
     bench.tier.close()
 
 
 def test_a_graceful_exit_saves_it_too() -> None:
     bench = Bench(cheapest=True, host_pages=96)
-    ids = tokens((1, 8 * PAGE))
-    bench.visit(ids)
-    req = request(ids)
-    fill(bench, bench.prefill(req, 0, 8 * PAGE))
-    publish(bench, req)
-    bench.drain()
-    key = PageKeys(PAGE, None, None).at(ids, 4 * PAGE)
-    assert 4 * PAGE in on_host(bench) and bench.store.lookup(key) is None
-    bench.off_device()
+    ids = tokens((1, 512))
+    kept(bench, ids)
     Saving(bench.tier, bench.engine.slots.read_into, time.monotonic() + 20).run()
-    assert bench.store.lookup(key) is not None
     bench.tier.close()
+    again = restarted(bench)
+    assert again.ask(ids[:300]) == 256
+    again.tier.close()
 
 
 def test_a_record_is_worth_what_it_says() -> None:

@@ -20,7 +20,19 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 REQUESTS = int(os.environ.get("HISTATE_TP_REQUESTS", "60"))
 TIGHT = ("--chunked-prefill-size", "2048", "--max-total-tokens", "3072", "--max-mamba-cache-size", "24")
 SIZES = ("--histate-ssd-size", "8MiB", "--histate-inflight-size", "1MiB", "--histate-host-size", "8MiB")
-READ_ONLY = Spec("read-only", (*TIGHT, "--histate-ssd-write-rate", "0"), sizes=SIZES)
+READ_ONLY = Spec(
+    "read-only",
+    (
+        *TIGHT,
+        "--histate-ssd-write-rate",
+        "0",
+        "--histate-history",
+        "cheapest",
+        "--histate-interval",
+        "fixed:256",
+    ),
+    sizes=SIZES,
+)
 RATE, QUEUE_AGE_S = 256 << 10, 0.2
 LIMITED = Spec(
     "limited-ranks",
@@ -33,7 +45,8 @@ LIMITED = Spec(
 )  # fmt: skip
 
 
-def test_a_server_that_writes_nothing_still_resumes_sessions_from_the_host(servers: Servers) -> None:
+def test_a_server_that_writes_nothing_still_resumes_from_the_host(servers: Servers) -> None:
+    """Sessions at the ends of their answers, rewrites at checkpoints inside."""
     server = servers.get(READ_ONLY)
     prompt = random_tokens(1000, "read-only")
     first = server.generate(prompt, 80)
@@ -46,12 +59,24 @@ def test_a_server_that_writes_nothing_still_resumes_sessions_from_the_host(serve
     turn = [*prompt, *first["output_ids"][:-1], *random_tokens(40, "read-only turn")]
     answer = server.generate(turn, 16)
     assert details(answer)["host"] > 0 and cached(answer) >= 1024, "the end of its first answer"
+    for number in range(5, 10):
+        server.generate(random_tokens(1200, f"read-only other {number}"), 4)
+        server.settle()
+    hits = server.settle()["counters"]["hits_total"]["host"]
+    rewrite = [*prompt[:700], *random_tokens(300, "read-only rewrite")]
+    rewritten = server.generate(rewrite, 16)
+    assert details(rewritten)["host"] > 0 and cached(rewritten) == 512, "inside its first prompt"
     status = server.settle()
+    assert status["counters"]["hits_total"]["host"] == hits + 1
+    historical = status["counters"]["historical_checkpoints_total"]
+    assert historical["host ssd_refused"] >= 40 and sum(historical.values()) == historical["host ssd_refused"]
+    assert status["counters"]["checkpoints_captured_total"] >= historical["host ssd_refused"]
+    assert status["tiers"]["host"]["states"]["used"] > 0
     assert status["counters"]["ssd_written_bytes_total"] == 0 and status["tiers"]["ssd"]["entries"] == 0
     assert set(status["counters"]["ssd_puts_total"]) == {"write_budget"}
-    assert status["counters"]["checkpoints_captured_total"] == 0, "nothing was copied for nothing"
     assert status["tiers"]["ssd"]["writes"]["bytes_per_second"] == 0
     assert_same(answer, cold_run(server, turn))
+    assert_same(rewritten, cold_run(server, rewrite))
     assert_all_returned(server)
 
 
