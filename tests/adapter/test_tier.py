@@ -19,9 +19,9 @@ from sglang_histate.adapter.egress import LayerEgress
 from sglang_histate.adapter.fault_in import FaultIns
 from sglang_histate.adapter.final_states import FinalStates
 from sglang_histate.adapter.hinted import HintedSessions
-from sglang_histate.adapter.kept_sessions import KeptSessions
 from sglang_histate.adapter.history import HistoryTier
 from sglang_histate.adapter.host_history import HostHistory
+from sglang_histate.adapter.kept_sessions import KeptSessions
 from sglang_histate.adapter.kv_spill import KvSpill
 from sglang_histate.adapter.output_ends import OutputEnds
 from sglang_histate.adapter.page_keys import PageKeys
