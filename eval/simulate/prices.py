@@ -35,6 +35,12 @@ class Prices:
         fill = space.used / space.limit if space.limit else 1.0
         return self._scarcity.checkpoint(tier, self._contents.state_size(tier), fill, write_scarcity)
 
+    def worth_copying(self, unit: Unit, ahead: bool) -> bool:
+        """Return whether KV of the host is worth its place on the SSD, see `Scarcity.worth_copying`."""
+        space, age = self._contents.kv_space[Tier.SSD], max(self._contents.clock - unit.last_access, 0)
+        fill = space.used / space.limit if space.limit else 1.0
+        return self._scarcity.worth_copying(unit.cost_tokens, unit.bytes, age, fill, ahead)
+
     def inside(self, start: int, end: int) -> float:
         """Return how many requests to come are expected to hit inside a segment of tokens `start` to `end`."""
         return self._scarcity.inside(start, end, self._contents.tree.end_share.value)

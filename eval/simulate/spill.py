@@ -1,8 +1,10 @@
 """KV to the SSD ahead of need, as the server's `adapter.kv_spill` does it: cold host KV is copied before its room is wanted.
 
 Where few pages of the host are free or *clean* (the SSD has them too, and the device has not), the next bundles of
-the ranking are copied, with what would go after them of the same trajectories, until enough are. How many are enough,
-`sglang_histate.policy.reserve` says, as it does on the server.
+the ranking are copied, with what would go after them of the same trajectories, until enough are; but for those that are worth
+less than what the SSD gives up for them. Where the host has little
+but copies of what the device has, the device lets go of some first: they are what the host could give up next. How many
+are enough, `sglang_histate.policy.reserve` says, as it does on the server.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Spill:
         self._at_s, self._before, self._seen = 0.0, 0, 0
         self._refilling = False
         self._fruitless: tuple[int, ...] | None = None
+        self._kept: tuple[int, int] | None = None  # when the device had nothing more to let go of
         self._woken_at = -1.0
         self.pages = 0
         self.records = 0
@@ -47,6 +50,7 @@ class Spill:
     def plan(self) -> None:
         """Start copies if the reserve is low."""
         self._count_step()
+        self._let_go()
         system, low, high = self._system, self._reserve.low, self._reserve.high
         situation = self._situation()
         reserve = situation[0] + situation[1]
@@ -67,6 +71,35 @@ class Spill:
                 self._fruitless = self._situation()
                 return
             wanted -= started
+
+    def _let_go(self) -> None:
+        """Have the device let go of what the host has too, if the host could give up too little."""
+        system = self._system
+        free = system.contents.kv_space[Tier.HOST].free // self._page
+        pages = self._reserve.duplicates(free, system.clean.host_only_tokens // PAGE_TOKENS)
+        if not system.has_ssd or not pages or self._kept == self._device_situation():
+            return
+        before = system.clean.host_only_tokens
+        while (system.clean.host_only_tokens - before) // PAGE_TOKENS < pages:
+            unit = system.kv_orders[Tier.DEVICE].victim(self._is_copy)
+            if unit is None:
+                self._kept = self._device_situation()
+                return
+            system.evict(Tier.DEVICE, unit)
+
+    def _device_situation(self) -> tuple[int, int]:
+        return self._system.contents.clock, sum(self._system.evictions.values())
+
+    def _is_copy(self, unit: Unit) -> bool:
+        """Whether the device loses nothing with a unit that other tiers have not got."""
+        system, contents = self._system, self._system.contents
+        if unit.kind is not Kind.BUNDLE or not system.usable(Tier.DEVICE, unit):
+            return False
+        if unit.checkpoint is not None:
+            run, at = contents.runs[unit.checkpoint[0]], unit.checkpoint[1] // PAGE_TOKENS
+            if not (contents.has_state(run, at, Tier.HOST) or contents.has_state(run, at, Tier.SSD)):
+                return False
+        return all(contents.runs[name].kv >> Tier.HOST & 1 for name in unit.nodes)
 
     def _count_step(self) -> None:
         """Tell the reserve what this step has taken of the host; all that happens at one time is one step."""
@@ -108,7 +141,9 @@ class Spill:
         run, at = contents.runs[unit.checkpoint[0]], unit.checkpoint[1] // PAGE_TOKENS
         if not contents.has_state(run, at, Tier.SSD):
             return False
-        return any(not contents.runs[name].kv >> Tier.SSD & 1 for name in unit.nodes)
+        # What the SSD has of a trajectory may be its last pages only: those before them go right after.
+        ahead = all(contents.runs[name].kv >> Tier.SSD & 1 for name in unit.nodes)
+        return (not ahead or bool(self._going(unit))) and self._system.prices.worth_copying(unit, ahead)
 
     def _going(self, unit: Unit) -> list[Run]:
         """Return the bundle's runs, the deepest first, and those above that go after it: nobody else needs them."""

@@ -54,9 +54,22 @@ class DeviceWalk:
         return unit.kind is Kind.INTERMEDIATE or not self._queue.pool.kv_token_bytes
 
     def _usable(self, unit: Unit) -> bool:
+        if self._ranking.copies_only and not self._is_copy(unit):
+            return False
         if not self._goes_by_state(unit):
             return self._core.node_by_id(unit.nodes[0]) in self._core.evictable_device_leaves
         assert unit.checkpoint is not None
         node = self._core.node_by_id(unit.checkpoint[0])
         state = node.component_data[ComponentType.MAMBA]
         return state.value is not None and state.lock_ref == 0 and node.load_back_pending_id is None
+
+    def _is_copy(self, unit: Unit) -> bool:
+        """Return whether the device loses nothing with a unit that other tiers have not got."""
+        if unit.kind is not Kind.BUNDLE:
+            return False
+        place, ranking = unit.checkpoint, self._ranking
+        if place is not None and not any(
+            ranking.has_checkpoint(place, tier) for tier in (Tier.HOST, Tier.SSD)
+        ):
+            return False
+        return all(ranking.tree.has_kv(node, Tier.HOST) for node in unit.nodes)

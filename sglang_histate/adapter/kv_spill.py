@@ -1,9 +1,10 @@
 """KV to the SSD ahead of need: cold host KV is copied there before its room is wanted.
 
 Where few pages of the host arena are free or *clean* (the SSD has them too), the ranking's next bundles are copied, with
-what goes after them of the same trajectories: nodes are locked, a thread copies pages to records, the store writes them.
-Eviction then finds clean nodes and never waits. How many that is, `policy.reserve` says. KV that no checkpoint on the SSD
-could restore is not worth a slab.
+what goes after them of the same trajectories, but for those that are worth less than what the SSD gives up: nodes are
+locked, a thread copies pages to records, the store writes them. Eviction then finds clean nodes and never waits. Where the
+host has little but copies of what the device has, the device lets go of some first: they are what the host could give up
+next. How many that is, `policy.reserve` says. KV that no checkpoint on the SSD could restore is not worth a slab.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_histate.adapter.counters import Counters
@@ -80,6 +82,7 @@ class KvSpill:
         self._busy: set[Any] = set()  # nodes with copies on their way
         self._refilling = False
         self._fruitless: tuple[int, ...] | None = None
+        self._kept: tuple[int, int] | None = None  # when the device let go of all that it could
         self._refused = False  # by the store, in this search
         self._reserve = Reserve(face.arena.total_pages)
         self._taken = 0  # pages that the arena had given out at the last look
@@ -92,6 +95,7 @@ class KvSpill:
         """Start copies if the reserve is low. Never waits."""
         self._reserve.step(self._arena.taken_pages - self._taken, self._ranking.clock)
         self._taken, low, high = self._arena.taken_pages, self._reserve.low, self._reserve.high
+        self._let_go()
         on_the_way = sum(spill.pages for spill in self._pending)
         reserve = self._arena.free_pages + self._ranking.clean_pages + on_the_way
         if reserve >= high:
@@ -103,12 +107,26 @@ class KvSpill:
         wanted = high - reserve
         self._refused = False
         while wanted > 0 and self._has_records():
-            unit = self._ranking.host.victim(self._worth_it)
+            unit, started = self._ranking.host.victim(self._worth_it), 0
             if unit is not None:
-                wanted -= self._start(self._going(unit), wanted, unit.cost_tokens / unit.bytes)
-            if unit is None or self._refused:
+                started = self._start(self._going(unit), wanted, unit.cost_tokens / unit.bytes)
+            if not started or self._refused:
                 self._fruitless = self._situation()
                 return
+            wanted -= started
+
+    def _let_go(self) -> None:
+        """Have the device let go of what the host has too, if the host could give up too little."""
+        ranking = self._ranking
+        short = self._reserve.duplicates(self._arena.free_pages, ranking.host_only_pages)
+        if not short or self._kept == (ranking.clock, ranking.digest):
+            return
+        ranking.copies_only = True
+        try:
+            self._cache.evict(EvictParams(num_tokens=short * self._page_size))
+        finally:
+            ranking.copies_only = False
+        self._kept = ranking.clock, ranking.digest
 
     def _has_records(self) -> bool:
         """Half of the buffers stay for captures and reads."""
@@ -163,7 +181,21 @@ class KvSpill:
             return False
         if not self._ranking.has_checkpoint(unit.checkpoint, Tier.SSD):
             return False
-        return any(self._can_go(node) for node in unit.nodes) and not self._busy & set(unit.nodes)
+        if self._busy & set(unit.nodes):
+            return False
+        ahead, age = (
+            not any(self._can_go(node) for node in unit.nodes),
+            max(self._ranking.clock - unit.last_access, 0),
+        )
+        if not self._ranking.scarcity.worth_copying(
+            unit.cost_tokens, unit.bytes, age, self._store.fill, ahead
+        ):
+            return False
+        if not ahead:
+            return True
+        # What the SSD has of a trajectory may be its last pages only: those before them go right after.
+        going = self._going(unit)
+        return bool(going) and going[0] not in self._busy
 
     def _can_go(self, node: Any) -> bool:
         """Return whether the SSD can take more of a node's KV."""

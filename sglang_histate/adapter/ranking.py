@@ -72,6 +72,7 @@ class Ranking:
         self._store: CheckpointStore | None = None
         self.absences = Absences()  # why the SSD has no checkpoint where there could be one
         self.policy_time = PolicyTime()
+        self.copies_only = False  # the device lets go of KV that the host has too, and of nothing else
         self.kept: set[Key] = set()  # never makes room on the SSD: what is saved before an exit
         self.clock = 0
         # All names from the start, so that a dashboard never misses a series.
@@ -116,6 +117,11 @@ class Ranking:
     def clean_pages(self) -> int:
         """Pages of the host whose KV could go at once and would cost nothing but a read."""
         return self._clean.tokens // self._sizes.page
+
+    @property
+    def host_only_pages(self) -> int:
+        """Pages of KV that the host has and the device has not: what can leave the host at all."""
+        return self._clean.host_only_tokens // self._sizes.page
 
     def host_pages(self, *, kv_tokens: int, states: int) -> int:
         """Return the pages that KV and states take in the host arena; `kv_tokens` in whole pages."""

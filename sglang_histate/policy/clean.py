@@ -16,8 +16,11 @@ class CleanKv:
     def __init__(self, tree: PrefixTree) -> None:
         self.tokens = 0
         """Of all clean nodes."""
+        self.host_only_tokens = 0
+        """Of all nodes that the host has and the device has not: what can leave the host at all, clean or not."""
         self._tree = tree
         self._clean: dict[int, int] = {}
+        self._host_only: dict[int, int] = {}
         self._blocks: dict[int, int] = {}  # node that has to go before its parent and would be lost -> parent
         self._blocked: dict[int, int] = {}  # how many of those it has below itself
 
@@ -34,6 +37,10 @@ class CleanKv:
             clean = (
                 on_host and not on_device and self._tree.has_kv(one, Tier.SSD) and one not in self._blocked
             )
+            only = self._tree.tokens(one) if on_host and not on_device else 0
+            self.host_only_tokens += only - self._host_only.pop(one, 0)
+            if only:
+                self._host_only[one] = only
             tokens = self._tree.tokens(one) if clean else 0
             self.tokens += tokens - self._clean.pop(one, 0)
             if clean:
@@ -44,6 +51,7 @@ class CleanKv:
     def removed(self, node: int) -> None:
         """`node` is about to leave the tree."""
         self.tokens -= self._clean.pop(node, 0)
+        self.host_only_tokens -= self._host_only.pop(node, 0)
         for other in self._block(node, None):
             self.changed(other)
 

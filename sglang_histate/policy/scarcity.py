@@ -27,6 +27,10 @@ LEAST_WRITE_TOKENS = 2.0
 """What a checkpoint has to save however small it is: planning it, its record and its entry take the scheduler's time, some tens of
 microseconds, which is what computing two tokens takes. Without it a small model's checkpoints would be as good as free."""
 
+AHEAD_OF_ITS_PLACE = 4.0
+"""How many times its place on the SSD KV has to be worth to be copied there before it is what the host gives up next: what is
+copied ahead lies in two tiers."""
+
 MOST_PRICE = 1e12
 """In tokens: more than any checkpoint saves."""
 
@@ -71,6 +75,21 @@ class Scarcity:
         if read_back:
             cost_tokens = max(cost_tokens, freed_bytes * READ_TOKENS_PER_BYTE)
         self.tiers[tier].evicted(cost_tokens, freed_bytes, self.returns.probability(age))
+
+    def worth_copying(
+        self, cost_tokens: float, size_bytes: int, age: int, fill: float, ahead: bool = False
+    ) -> bool:
+        """Return whether KV of the host is worth more than what the SSD gives up for a copy of it.
+
+        Args:
+            cost_tokens: what a hit on it would compute again if it were lost.
+            size_bytes: what it takes on the host, > 0.
+            age: ticks that it was idle.
+            fill: share of the SSD in use, 0 to 1.
+            ahead: it is not yet what the host gives up next.
+        """
+        worth = cost_tokens * self.returns.probability(age) / size_bytes
+        return worth >= (AHEAD_OF_ITS_PLACE if ahead else 1.0) * self.tiers[Tier.SSD].per_byte(fill)
 
     def checkpoint(self, tier: Tier, size_bytes: int, fill: float, write_scarcity: float = 0.0) -> float:
         """Return the tokens that a checkpoint has to save to be worth its place.

@@ -293,6 +293,55 @@ def test_the_reserve_outlasts_a_prompt_that_is_large_next_to_the_host(bench) -> 
     assert bench.engine.arena.total_pages == 48 and reserve >= 30, reserve
 
 
+def test_the_device_lets_go_of_copies_where_the_host_could_give_up_nothing_else(bench) -> None:
+    """A step took 14 pages, so 21 should be free or able to go: with each session after the first, one has to leave the device."""
+    sessions = [tokens((seed, 14 * PAGE)) for seed in (1, 2, 3)]
+    for number, ids in enumerate(sessions, 1):
+        bench.visit(ids)
+        bench.engine.check()
+        evicted = bench.ranking.evictions["device_bundle"]
+        assert evicted == number - 1
+    nodes = [next(node for node in all_nodes(bench) if matches(node, ids)) for ids in sessions]
+    assert [node.evicted for node in nodes] == [True, True, False], "the last one used stays"
+    assert bench.engine.arena.free_pages + bench.ranking.host_only_pages >= 21
+    assert [bench.ask(ids) for ids in sessions] == [len(ids) for ids in sessions], "nothing was lost"
+
+
+def test_a_session_whose_last_pages_the_ssd_has_is_copied_to_its_beginning(bench) -> None:
+    ids = turns(bench, 1, [9, 9, 9])
+    bench.off_device()
+    leaf = min((node for node in all_nodes(bench) if not node.children), key=lambda node: node.id)
+    bench.tier.kv_spill._start([leaf.id], 9)
+    bench.drain()
+    bench.visit(tokens((2, 14 * PAGE)))
+    bench.settle()
+    assert bench.ranking.ssd.has_kv(leaf.parent.id), (
+        "its own checkpoint is on the SSD already, what is above follows"
+    )
+    bench.engine.check()
+    assert bench.ask(ids) == len(ids)
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_kv_that_is_worth_less_than_what_the_ssd_gives_up_for_it_is_not_copied(
+    bench, worth: bool, monkeypatch
+) -> None:
+    asked = []
+
+    def answer(_, cost_tokens: float, size_bytes: int, age: int, fill: float, ahead: bool = False) -> bool:
+        asked.append((cost_tokens, size_bytes, age, fill, ahead))
+        return worth
+
+    monkeypatch.setattr(Scarcity, "worth_copying", answer)
+    for seed in (1, 2, 3):
+        bench.visit(tokens((seed, 14 * PAGE)))
+    bench.settle()
+    assert asked and all(
+        cost >= 0 < size and age >= 0 and 0 < fill <= 1 for cost, size, age, fill, _ in asked
+    )
+    assert (extents(bench) > 0) is worth
+
+
 def turns(bench: Bench, seed: int, lengths: list[int]) -> array:
     """Visit a session turn by turn, each so many pages longer; return its tokens."""
     ids = array("q")

@@ -200,6 +200,36 @@ def grown(system: HiState, first: int, *lengths: int, tiers: tuple[Tier, ...]) -
     return runs
 
 
+def test_a_trajectory_whose_last_pages_the_ssd_has_is_copied_to_its_beginning() -> None:
+    system, clock = small(host_pages=100)
+    _, middle, last = grown(system, 0, 60, 30, 3, tiers=(Tier.HOST,))
+    system.contents.set_kv(last, Tier.SSD, True)
+    system.spill.plan()
+    clock.run_until(1.0)
+    assert sum(piece.pages for piece in middle.extents) == 30
+
+
+def test_the_device_lets_go_of_copies_where_the_host_could_give_up_nothing_else() -> None:
+    """Steps of ten pages, so fifteen are the mark. What was used least recently goes, and only from the device."""
+    system, _ = small(host_pages=100)
+    sessions: list[list[Run]] = [[], []]
+    for number, most in enumerate((2, 7)):
+        for count in range(1, most + 1):
+            system.now_s += 1
+            system.contents.clock += 1
+            sessions[number] = grown(system, 1000 * number, *[10] * count, tiers=(Tier.DEVICE, Tier.HOST))
+            system.contents.touch(sessions[number][-1], 10)
+            assert all(run.kv >> Tier.DEVICE & 1 for runs in sessions for run in runs), "there is room"
+            if (number, count) != (1, 7):
+                system.spill.plan()
+    assert system.contents.kv_space[Tier.HOST].free == 10 * 64
+    system.spill.plan()
+    (first, second), new = sessions
+    assert (first.kv >> Tier.DEVICE & 1, second.kv >> Tier.DEVICE & 1) == (1, 0)
+    assert all(run.kv >> Tier.DEVICE & 1 for run in new)
+    assert second.kv >> Tier.HOST & 1 and second.extents, "it is copied to the SSD then"
+
+
 def test_a_read_takes_no_room_that_the_host_has_not_when_its_kv_has_left_the_device() -> None:
     """The read is of the checkpoint alone; when it ends the KV is on the SSD only, and the host is full of other things."""
     system, clock = small(host_pages=20)

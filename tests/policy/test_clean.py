@@ -56,6 +56,8 @@ def test_any_history(seed: int) -> None:
             nodes.remove(node)
         assert clean.by_node() == counted(tree, nodes)
         assert clean.tokens == sum(clean.by_node().values())
+        only = [node for node in nodes if tree.has_kv(node, Tier.HOST) and not tree.has_kv(node, Tier.DEVICE)]
+        assert clean.host_only_tokens == sum(map(tree.tokens, only))
 
 
 def test_a_long_path_is_not_too_deep() -> None:

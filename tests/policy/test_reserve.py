@@ -55,6 +55,15 @@ def test_marks_are_in_order_whatever_comes() -> None:
             assert reserve.high >= min(int(total * 0.75), taken)
 
 
+def test_the_device_lets_go_of_what_is_missing_to_the_low_mark() -> None:
+    reserve = Reserve(800)
+    reserve.step(200, 1)
+    assert reserve.low == 300
+    assert reserve.duplicates(free=0, host_only=0) == 300
+    assert reserve.duplicates(free=100, host_only=50) == 150
+    assert reserve.duplicates(free=100, host_only=200) == reserve.duplicates(free=500, host_only=0) == 0
+
+
 def test_no_tier_no_reserve() -> None:
     with pytest.raises(ValueError, match="0 pages"):
         Reserve(0)

@@ -92,3 +92,17 @@ def test_a_small_checkpoint_is_not_free() -> None:
         scarcity.checkpoint(Tier.SSD, 100, 0.0) == scarcity.checkpoint(Tier.SSD, 1, 0.0) == LEAST_WRITE_TOKENS
     )
     assert scarcity.checkpoint(Tier.SSD, 100, 0.0, 0.5) == 2 * LEAST_WRITE_TOKENS
+
+
+def test_kv_goes_to_the_ssd_if_it_is_worth_more_than_what_goes_for_it() -> None:
+    scarcity, size = Scarcity(), 1 << 20
+    for _ in range(2000):
+        scarcity.requested(4)
+    assert scarcity.worth_copying(0.0, size, 4, fill=0.5), "there is room"
+    for _ in range(100):
+        scarcity.evicted(Tier.SSD, 100.0, size, 4)
+    for cost, now, ahead in ((50.0, False, False), (150.0, True, False), (500.0, True, True)):
+        assert scarcity.worth_copying(cost, size, 4, fill=1.0) is now
+        assert scarcity.worth_copying(cost, size, 4, fill=1.0, ahead=True) is ahead
+    assert scarcity.worth_copying(50.0, size, 4, fill=0.5, ahead=True), "there is room"
+    assert not scarcity.worth_copying(150.0, size, 100_000, fill=1.0), "nobody comes back to it"
