@@ -14,6 +14,7 @@ from sglang_histate.adapter.counters import Miss
 from sglang_histate.adapter.kv_extents import Piece
 from sglang_histate.adapter.page_keys import PageKeys
 from sglang_histate.adapter.request_state import state_of
+from sglang_histate.policy.scarcity import Scarcity
 from sglang_histate.store import DropReason, Key, RecordKind
 from tests.store.fakes import FakeDisk
 
