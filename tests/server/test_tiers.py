@@ -310,7 +310,8 @@ def test_the_host_arena_and_the_device_fill_with_either_load(tiers: Server) -> N
         "either load: device and host used, states on the host",
         [f"{device:.1%} {host:.1%} {states}" for device, host, states in shares],
     )
-    assert min(device for device, *_ in shares) > 0.9
+    # A long prompt is a quarter of this host, so the device lets go of what the host has too: that can leave the host then.
+    assert min(device for device, *_ in shares) > 0.85
     assert min(host for _, host, _ in shares) > 0.9
     # The boundary moves and comes back: a state is two pages of 128.
     assert min(states for *_, states in shares[::2]) >= 20 > 10 >= max(states for *_, states in shares[1::2])
