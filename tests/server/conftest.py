@@ -97,6 +97,7 @@ def main(servers: Servers) -> Server:
     return servers.get(MAIN)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First all tests on the main server, then the others in the order above; inside a module spec by spec.
 
