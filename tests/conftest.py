@@ -16,7 +16,7 @@ settings.register_profile("busy-machines", deadline=None)
 settings.load_profile("busy-machines")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # after the folders' own, before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
