@@ -113,6 +113,10 @@ class HiState(Cascade):
         self._writes.advance(self.now_s)
         return self._writes.shortage(size_bytes) is None
 
+    def may_spill(self, size_bytes: int) -> bool:
+        """Return the same for KV: what comes at once, half of the burst, is for checkpoints, which cannot wait."""
+        return self.may_write(size_bytes) and not self._writes.scarcity
+
     def take_write(self, size_bytes: int) -> None:
         """So many bytes are about to be written; `may_write` has said that they may."""
         self._writes.take(size_bytes)

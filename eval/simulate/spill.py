@@ -189,7 +189,7 @@ class Spill:
     def _write(self, run: Run, first: int, pages: int) -> bool:
         """Copy one record, pages of the path to `run`; return whether the SSD has room for it and the write rate bytes."""
         system, contents = self._system, self._system.contents
-        if not system.may_write(pages * self._page):
+        if not system.may_spill(pages * self._page):
             return False
         if not system.make_room(Tier.SSD, contents.extents.size_bytes(pages), 0):
             return False
