@@ -76,7 +76,8 @@ class Spill:
         """Have the device let go of what the host has too, if the host could give up too little."""
         system = self._system
         free = system.contents.kv_space[Tier.HOST].free // self._page
-        pages = self._reserve.duplicates(free, system.clean.host_only_tokens // PAGE_TOKENS)
+        device = system.contents.kv_space[Tier.DEVICE].limit // self._page
+        pages = self._reserve.duplicates(free, system.clean.host_only_tokens // PAGE_TOKENS, device)
         if not system.has_ssd or not pages or self._kept == self._device_situation():
             return
         before = system.clean.host_only_tokens

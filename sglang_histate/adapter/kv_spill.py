@@ -118,7 +118,8 @@ class KvSpill:
     def _let_go(self) -> None:
         """Have the device let go of what the host has too, if the host could give up too little."""
         ranking = self._ranking
-        short = self._reserve.duplicates(self._arena.free_pages, ranking.host_only_pages)
+        device = self._cache.token_to_kv_pool_allocator.size // self._page_size
+        short = self._reserve.duplicates(self._arena.free_pages, ranking.host_only_pages, device)
         if not short or self._kept == (ranking.clock, ranking.digest):
             return
         ranking.copies_only = True

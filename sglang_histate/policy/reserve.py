@@ -49,17 +49,19 @@ class Reserve:
         """Pages up to which it is."""
         return self._mark(HIGH_SHARE, HIGH_STEPS)
 
-    def duplicates(self, free: int, host_only: int) -> int:
+    def duplicates(self, free: int, host_only: int, device: int) -> int:
         """Return how many pages the device should let go of that the host has too.
 
         While both have them they cannot leave the host. What can, and what is free, is to be the low mark at least: else
-        a read for one long prompt finds no room, or pushes out what the SSD does not have yet.
+        a read for one long prompt finds no room, or pushes out what the SSD does not have yet. A host that is smaller than the
+        device always is full of copies, and letting go of them would only make the cache smaller.
 
         Args:
             free: free pages of the tier.
             host_only: pages of KV that the tier has and the device has not.
+            device: pages that the device has room for.
         """
-        return max(self.low - free - host_only, 0)
+        return max(self.low - free - host_only, 0) if device <= self._total else 0
 
     def _mark(self, share: float, steps: float) -> int:
         return int(min(max(self._total * share, self._largest * steps), self._total * MOST_SHARE))

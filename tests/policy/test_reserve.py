@@ -59,9 +59,11 @@ def test_the_device_lets_go_of_what_is_missing_to_the_low_mark() -> None:
     reserve = Reserve(800)
     reserve.step(200, 1)
     assert reserve.low == 300
-    assert reserve.duplicates(free=0, host_only=0) == 300
-    assert reserve.duplicates(free=100, host_only=50) == 150
-    assert reserve.duplicates(free=100, host_only=200) == reserve.duplicates(free=500, host_only=0) == 0
+    assert reserve.duplicates(free=0, host_only=0, device=700) == 300
+    assert reserve.duplicates(free=100, host_only=50, device=800) == 150
+    assert reserve.duplicates(free=100, host_only=200, device=700) == 0
+    assert reserve.duplicates(free=500, host_only=0, device=700) == 0
+    assert reserve.duplicates(free=0, host_only=0, device=801) == 0, "all of this host is copies, always"
 
 
 def test_no_tier_no_reserve() -> None:
