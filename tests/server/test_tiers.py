@@ -35,12 +35,13 @@ from .tools import (
 
 pytestmark = pytest.mark.server
 
-# About 3 MiB on the device, 6 MiB on the host of which 2 MiB are in flight. The SSD holds all sessions of the first test.
+# About 3 MiB on the device, 8 MiB on the host of which 2 MiB are in flight: so much more that the device need not let go of copies for
+# a long prompt. The SSD holds all sessions of the first test.
 SMALL = (
     "--chunked-prefill-size", "4096", "--max-total-tokens", "3072", "--max-mamba-cache-size", "24",
 )  # fmt: skip
 SIZES = (
-    "--histate-ssd-size", "32MiB", "--histate-inflight-size", "2MiB", "--histate-host-size", "6MiB",
+    "--histate-ssd-size", "32MiB", "--histate-inflight-size", "2MiB", "--histate-host-size", "8MiB",
 )  # fmt: skip
 TIERS, LRU, LRU_REFRESH = (
     Spec(
@@ -111,7 +112,7 @@ def test_every_session_comes_back_from_host_or_ssd(tiers: Server) -> None:
     """Four times the device and twice the host. The longest idle return first, then the others way round."""
     status = tiers.status()
     contexts: list[list[int]] = []
-    for index in range(36):
+    for index in range(42):
         prompt = random_tokens(610 + 3 * index, f"round-{index}")
         contexts.append(prompt + tiers.generate(prompt, 30)["output_ids"])
     working_set = sum(
@@ -310,8 +311,7 @@ def test_the_host_arena_and_the_device_fill_with_either_load(tiers: Server) -> N
         "either load: device and host used, states on the host",
         [f"{device:.1%} {host:.1%} {states}" for device, host, states in shares],
     )
-    # A long prompt is a quarter of this host, so the device lets go of what the host has too: that can leave the host then.
-    assert min(device for device, *_ in shares) > 0.85
+    assert min(device for device, *_ in shares) > 0.9
     assert min(host for _, host, _ in shares) > 0.9
     # The boundary moves and comes back: a state is two pages of 128.
     assert min(states for *_, states in shares[::2]) >= 20 > 10 >= max(states for *_, states in shares[1::2])
