@@ -24,3 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups say nothing where pytest and pytest-xdist do not fit each other, and take twice the time."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                "pytest-xdist does not keep groups of tests on one worker with this pytest: install the versions of pyproject.toml"
+            )

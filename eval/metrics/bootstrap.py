@@ -51,9 +51,9 @@ def intervals(
     sessions = _numbers(records)
     if len(sessions) < 2:
         return dict.fromkeys((*COLUMNS, "hit_rate", "reusable_share"))
-    draws = _draws(len(sessions), resamples, seed)
+    draws = draw_sessions(len(sessions), resamples, seed)
     times = _resampled(records, sessions, draws)
-    found = {name: _interval(times[:, column]) for column, name in enumerate(COLUMNS)}
+    found = {name: interval_of(times[:, column]) for column, name in enumerate(COLUMNS)}
     index = np.array([sessions[record.session] for record in records])
     for name, above, below in (
         ("hit_rate", [r.hit for r in records], [r.prompt_tokens for r in records]),
@@ -62,7 +62,7 @@ def intervals(
         some = np.bincount(index, weights=above, minlength=len(sessions))
         of = np.bincount(index, weights=below, minlength=len(sessions))
         weights = draws.astype(np.float64)
-        found[name] = _interval(_quotient(weights @ some, weights @ of))
+        found[name] = interval_of(_quotient(weights @ some, weights @ of))
     return found
 
 
@@ -90,9 +90,9 @@ def ratios(
     value = _quotient(_resampled(theirs, sessions, whole), _resampled(ours, sessions, whole))[0]
     spans: list[Interval | None] = [None] * len(COLUMNS)
     if len(sessions) > 1:
-        draws = _draws(len(sessions), resamples, seed)
+        draws = draw_sessions(len(sessions), resamples, seed)
         drawn = _quotient(_resampled(theirs, sessions, draws), _resampled(ours, sessions, draws))
-        spans = [_interval(drawn[:, column]) for column in range(len(COLUMNS))]
+        spans = [interval_of(drawn[:, column]) for column in range(len(COLUMNS))]
     return {
         name: Ratio(None if np.isnan(value[column]) else float(value[column]), spans[column], len(ours))
         for column, name in enumerate(COLUMNS)
@@ -123,7 +123,7 @@ def _numbers(records: Sequence[Record]) -> dict[str, int]:
     return {session: number for number, session in enumerate(sorted({record.session for record in records}))}
 
 
-def _draws(sessions: int, resamples: int, seed: int) -> NDArray[np.int64]:
+def draw_sessions(sessions: int, resamples: int, seed: int) -> NDArray[np.int64]:
     """How often each session is in each resample: shape [resamples, sessions], rows add up to `sessions`."""
     equal = np.full(sessions, 1 / sessions)
     return np.random.default_rng(seed).multinomial(sessions, equal, size=resamples).astype(np.int64)
@@ -148,7 +148,7 @@ def _quotient(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray
     return quotient
 
 
-def _interval(values: NDArray[np.float64]) -> Interval | None:
+def interval_of(values: NDArray[np.float64]) -> Interval | None:
     known = values[~np.isnan(values)]
     if not len(known):
         return None

@@ -18,8 +18,9 @@ import numpy as np
 
 from eval.arguments import with_examples
 from eval.metrics import Comparison, NotComparable, compare, load
-from eval.metrics.bootstrap import RESAMPLES, SEED
+from eval.metrics.bootstrap import RESAMPLES, SEED, draw_sessions, interval_of
 from eval.metrics.runs import Key, place
+from eval.metrics.system_figures import SSD_WRITTEN
 from eval.records import Record, RecordsError
 from eval.report.tables import table
 
@@ -80,7 +81,7 @@ def _group(workload: str, seeds: Sequence[Comparison], baseline: str) -> dict[st
     if not all(found[baseline]):
         raise Refused(f"{workload}: a seed has no rewriting request")
     base = _sums(found[baseline])
-    draws = np.random.default_rng(SEED).multinomial(len(base), np.full(len(base), 1 / len(base)), RESAMPLES)
+    draws = draw_sessions(len(base), RESAMPLES, SEED)
     return {
         name: _pool(records, _sums(records), base, draws, _written(seeds, name))
         for name, records in found.items()
@@ -113,13 +114,14 @@ def _pool(
         raise Refused("systems have different rewriting requests: some failed, run them again")
     records = [record for seed in seeds for record in seed.values()]
     drawn = (draws @ sums[:, 0]) / (draws @ base[:, 0]) - 1
-    low, high = np.percentile(drawn, (2.5, 97.5))
+    spread = interval_of(drawn)
+    assert spread is not None, "every session here has a rewriting request"
     return Pooled(
         len(records),
         float(sums[:, 0].sum() / sums[:, 1].sum()),
         float(sums[:, 0].sum() / base[:, 0].sum() - 1),
-        float(low),
-        float(high),
+        spread.low,
+        spread.high,
         sum(min(record.hit, record.reusable) for record in records)
         / sum(record.reusable for record in records),
         written_gb,
@@ -128,7 +130,7 @@ def _pool(
 
 def _written(seeds: Sequence[Comparison], name: str) -> float | None:
     """Return the mean of the SSD bytes that a run wrote, in GB."""
-    written = [run.facts.facts.get("ssd_written_bytes") for seed in seeds for run in seed.systems[name]]
+    written = [run.facts.facts.get(SSD_WRITTEN) for seed in seeds for run in seed.systems[name]]
     known = [one for one in written if isinstance(one, int)]
     return sum(known) / len(known) / 1e9 if known else None
 

@@ -184,10 +184,8 @@ class KvSpill:
             return False
         if self._busy & set(unit.nodes):
             return False
-        ahead, age = (
-            not any(self._can_go(node) for node in unit.nodes),
-            max(self._ranking.clock - unit.last_access, 0),
-        )
+        ahead = not any(self._can_go(node) for node in unit.nodes)
+        age = max(self._ranking.clock - unit.last_access, 0)
         if not self._ranking.scarcity.worth_copying(
             unit.cost_tokens, unit.bytes, age, self._store.fill, ahead
         ):

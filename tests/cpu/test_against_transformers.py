@@ -26,8 +26,7 @@ import torch
 from sglang_histate.demo import ensure_demo_model
 from sglang_histate.upstream import build_overlay, overlay_env
 
-# One worker: the server of this module is started once.
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("transformers")]
+pytestmark = pytest.mark.server
 
 LENGTHS = [1, 63, 64, 65, 127, 128, 129, 300]
 DECODE_STEPS = 64

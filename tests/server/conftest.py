@@ -101,8 +101,7 @@ def main(servers: Servers) -> Server:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """First all tests on the main server, then the others in the order above; inside a module spec by spec.
 
-    With several workers all tests on the main server go to one of them, and so do the others of a module: else both would
-    start its servers.
+    With several workers all tests on the main server go to one of them.
     """
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
@@ -112,21 +111,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "main" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("main server"))
             return 0, module, ""
-        if {"servers", "checked"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         call = getattr(item, "callspec", None)
         spec = None if call is None else call.params.get("spec")
         return 1, module, spec.name if isinstance(spec, Spec) else ""
 
     items.sort(key=place)
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Groups say nothing where pytest and pytest-xdist do not fit each other, and take twice the time."""
-    if not getattr(session.config.option, "loadgroup", False):
-        return
-    for item in session.items:
-        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
-            raise pytest.UsageError(
-                "pytest-xdist does not keep groups of tests on one worker with this pytest: install the versions of pyproject.toml"
-            )
