@@ -6,6 +6,7 @@ to be learned for these. A stripped thinking block and a blanked tool result are
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,15 +15,15 @@ from eval.servers import Server
 from sglang_histate.demo import ensure_demo_model
 
 from .conftest import Servers, Spec
-from .tools import PAGE, cached, floor_page, warm_equals_cold
+from .tools import PAGE, cached, floor_page, random_tokens, warm_equals_cold
 
 pytestmark = pytest.mark.server
 
 LEARNED = Spec(
     "learned",
     (
-        "--chunked-prefill-size", "8192", "--max-total-tokens", "20480", "--histate-interval", "learned",
-        "--histate-eviction", "loss",
+        "--chunked-prefill-size", "9216", "--histate-step-tail", "1024", "--max-total-tokens", "20480",
+        "--histate-interval", "learned", "--histate-eviction", "loss",
     ),
     sizes=("--histate-ssd-size", "256MiB", "--histate-inflight-size", "16MiB"),
 )  # fmt: skip
@@ -150,3 +151,23 @@ def test_raw_completions_have_no_places_and_are_served(server: Server) -> None:
     assert again["output_ids"] == answer["output_ids"]
     places = server.status()["eviction"]["hits_expected"]["places"]
     assert places["tool result"] > 0 and set(places) >= {"end of system and tools", "last user message"}
+
+
+@pytest.mark.parametrize(("length", "steps"), [(8192, [8192]), (9216, [9216]), (9280, [8192, 1088])])
+def test_the_tail_of_a_step_is_for_prompts_that_end_with_it(
+    server: Server, length: int, steps: list[int]
+) -> None:
+    before = len(computed(server))
+    prompt = random_tokens(length, f"tail-{length}")
+    server.generate(prompt, 1)
+    server.settle()
+    assert computed(server)[before:] == steps
+    assert cached(server.generate([*prompt, 65], 1)) == length, (
+        "what ends in the tail is captured like any other prompt"
+    )
+
+
+def computed(server: Server) -> list[int]:
+    """Return the prompt tokens of each step so far, as SGLang logs them."""
+    log = server.log_file.read_text(encoding="utf-8", errors="replace")
+    return [int(found) for found in re.findall(r"Prefill batch.*?#new-token: (\d+)", log)]
